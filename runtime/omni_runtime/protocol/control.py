@@ -1,0 +1,162 @@
+"""Messages between orchestrator and stage replicas: msgspec tagged unions over ZeroMQ (CURVE), msgpack, no pickle.
+
+A replica dials every orchestrator that the entry's headless Service resolves to (registration, not discovery).
+The orchestrator never carries tensors between stages; `ClientAudio.pcm` is output bound for the client.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class _Message(msgspec.Struct, frozen=True, tag_field="t", omit_defaults=True):
+    pass
+
+
+# --- stage replica -> orchestrator
+
+
+class Hello(_Message, tag="hello"):
+    """First message of a replica; answered by Welcome or Refused."""
+
+    stage: str
+    replica: str  # pod uid or a uuid; never an index, so that two replicas can never share an identity (R37)
+    revision: str
+    contract_version: int
+    data_endpoint: str  # tcp://host:port of this replica's sidecar, where consumers open edge streams
+    shared_memory_domain: str  # replicas with the same value share an arena (same pod, same host process group)
+    capacity: int  # requests in flight
+
+
+class StageLoad(msgspec.Struct, frozen=True, omit_defaults=True):
+    waiting: int = 0
+    running: int = 0
+
+
+class Heartbeat(_Message, tag="hb"):
+    load: StageLoad
+    healthy: bool = True
+    detail: str = ""
+
+
+class Leaving(_Message, tag="leaving"):
+    """Drain begins: no new requests; those bound to this replica go on."""
+
+    reason: str
+
+
+class ClientText(_Message, tag="text"):
+    request: str
+    text: str
+    token_ids: tuple[int, ...] = ()
+
+
+class ClientAudio(_Message, tag="audio"):
+    request: str
+    pcm: bytes  # float32 little-endian, mono
+    sample_rate: int
+    frames: int  # codec or acoustic frames in this piece
+
+
+class ClientCodes(_Message, tag="codes"):
+    """Codec codes for a client that asked for them (`return_codec_codes`); frames x quantizers."""
+
+    request: str
+    codes: tuple[tuple[int, ...], ...]
+
+
+class StageStarted(_Message, tag="started"):
+    """The engine took the request out of its queue (queue share of TTFP ends here)."""
+
+    request: str
+
+
+class StageFinished(_Message, tag="finished"):
+    request: str
+    finish_reason: str  # stop | length
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    frames: int = 0
+    queue_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    transfer_seconds: float = 0.0  # waiting for upstream rows
+
+
+class StageFailed(_Message, tag="failed"):
+    request: str
+    code: str  # InvalidRequest | DeadlineExceeded | UpstreamLost | EngineError | CapacityExceeded
+    message: str
+
+
+class Aborted(_Message, tag="aborted"):
+    """Answer to Abort: everything of the request is free here."""
+
+    request: str
+
+
+StageMessage = (
+    Hello
+    | Heartbeat
+    | Leaving
+    | ClientText
+    | ClientAudio
+    | ClientCodes
+    | StageStarted
+    | StageFinished
+    | StageFailed
+    | Aborted
+)
+
+
+# --- orchestrator -> stage replica
+
+
+class Welcome(_Message, tag="welcome"):
+    orchestrator: str
+    heartbeat_seconds: float
+
+
+class Refused(_Message, tag="refused"):
+    """Wrong revision or contract; the replica logs it, stays unready and tries again."""
+
+    reason: str
+
+
+class Producer(msgspec.Struct, frozen=True):
+    """Where a consumer opens an edge stream."""
+
+    edge: str  # "thinker->talker"
+    stage: str
+    replica: str
+    data_endpoint: str
+    shared_memory_domain: str
+
+
+class Submit(_Message, tag="submit"):
+    """Start a request on one stage. `request` is our own id (uuid4 hex), never the client's."""
+
+    request: str
+    params: dict[str, Any]  # sampling and stage options: see serving.params
+    inputs: dict[str, Any] = {}  # stage 0 only: {"messages": [...OpenAI parts, media as bytes...]}
+    producers: tuple[Producer, ...] = ()
+    deadline_seconds: float = 600.0
+    emit_codes: bool = False
+    consumers: tuple[str, ...] = ()  # names of outgoing edges that some consumer will open; others are not produced
+
+
+class Abort(_Message, tag="abort"):
+    request: str
+    reason: str
+
+
+class Ping(_Message, tag="ping"):
+    """Also the sign of life of an orchestrator: a replica that hears nothing dials again."""
+
+
+OrchestratorMessage = Welcome | Refused | Submit | Abort | Ping
+
+encode = msgspec.msgpack.Encoder().encode
+decode_stage_message = msgspec.msgpack.Decoder(StageMessage).decode
+decode_orchestrator_message = msgspec.msgpack.Decoder(OrchestratorMessage).decode

@@ -1,0 +1,37 @@
+"""Payloads that cross an edge: named arrays with absolute positions. Torch-free.
+
+Tensors per contract (rows = first axis; positions are absolute from the request's start):
+
+| contract | tensors | a row is |
+|---|---|---|
+| thinker_hidden | token_ids int64 [R]; embed float [R, H]; hidden float [R, H]; position_ids int64 [3, R] in meta-less tensor "mrope" | one thinker position (prompt first, then generated tokens; the last sampled token has no hidden row) |
+| codec_frames | codes int32 [R, Q] | one codec frame |
+| text_segments | utf8 uint8 [R] | one byte of UTF-8; a chunk is a whole phrase |
+| acoustic_frames | engine-defined float32 [R, C] tensors | one acoustic frame |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+ArrayMap = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Payload:
+    """One chunk of an edge stream.
+
+    start: absolute position of the first row; rows: number of rows (0 is legal for a bare `finished`).
+    meta: small values (int, float, str, bool, list of int) that the contract of the edge defines.
+    bfloat16 arrays travel as uint16 views, with `dtypes[name] = "bfloat16"`.
+    """
+
+    start: int
+    rows: int
+    finished: bool
+    tensors: ArrayMap = field(default_factory=dict)
+    meta: Mapping[str, object] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
