@@ -1,0 +1,71 @@
+# make setup      third-party packages into the cache folder, a light .venv here (seconds when cached)
+# make demo       cluster, images, operator, pipeline, one spoken answer
+# make test       unit, API server and end-to-end tests
+# make test-long  everything that takes more than two minutes
+# make lint       ruff, mypy --strict, layers
+# make bench      benchmarks; JSON files into benchmarks/out
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+STAMP := $(VENV)/.ready
+RUN := $(VENV)/bin/python
+PYTEST := $(RUN) -m pytest
+# `make test ARGS="-k scale"`
+ARGS ?=
+
+.PHONY: help setup cluster images demo test test-unit test-apiserver test-e2e test-long lint format bench clean-cluster clean
+
+help:
+	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -8
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt scripts/overrides.txt scripts/setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) scripts/setup.py
+	@touch $@
+
+cluster: $(STAMP)
+	$(VENV)/bin/omni cluster up
+
+images: $(STAMP)
+	$(VENV)/bin/omni image build all
+
+demo: $(STAMP)
+	$(VENV)/bin/omni demo
+
+test: $(STAMP)
+	$(PYTEST) tests/unit tests/apiserver tests/e2e -m "not long and not gpu" $(ARGS)
+
+test-unit: $(STAMP)
+	$(PYTEST) tests/unit -m "not long and not gpu" $(ARGS)
+
+test-apiserver: $(STAMP)
+	$(PYTEST) tests/apiserver -m "not long" $(ARGS)
+
+test-e2e: $(STAMP)
+	$(PYTEST) tests/e2e -m "not long and not gpu" $(ARGS)
+
+test-long: $(STAMP)
+	$(PYTEST) tests -m "long and not gpu" --timeout 1800 $(ARGS)
+
+lint: $(STAMP)
+	$(RUN) scripts/lint.py
+
+format: $(STAMP)
+	$(VENV)/bin/ruff check --fix-only --quiet .
+	$(VENV)/bin/ruff format .
+
+bench: $(STAMP)
+	$(RUN) scripts/bench.py benchmarks/out
+
+clean-cluster: $(STAMP)
+	$(VENV)/bin/omni cluster down
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
