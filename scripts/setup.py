@@ -33,7 +33,7 @@ LAYOUT = 1
 TOOLS = {
     "lint-imports": "importlinter.cli:lint_imports_command",
     "mypy": "mypy.__main__:console_entry",
-    "pytest": "pytest:console_main",
+    "pytest": "pytest:main",
 }
 #: Compiled tools, linked.
 BINARIES = ("ruff",)
@@ -137,7 +137,9 @@ def ensure_venv_module() -> None:
     if not shutil.which("apt-get"):
         raise SetupError(f"{sys.executable} has no venv module; install {package}")
     if os.geteuid() != 0:
-        raise SetupError(f"{sys.executable} has no venv module; run `sudo apt-get install {package}` and `make setup` again")
+        raise SetupError(
+            f"{sys.executable} has no venv module; run `sudo apt-get install {package}` and `make setup` again"
+        )
     with step(f"apt-get install {package}"):
         run(["apt-get", "update", "-q"])
         run(["apt-get", "install", "-y", "-q", "--no-install-recommends", package], DEBIAN_FRONTEND="noninteractive")
@@ -162,7 +164,11 @@ def ensure_uv(cache: Path) -> Path:
 
 def ensure_environment(cache: Path, root: Path = ROOT) -> Path:
     """`<cache>/env-<hash>` with every third-party package; returns its folder."""
-    constraints, overrides, pyproject = root / "constraints.txt", root / "scripts" / "overrides.txt", root / "pyproject.toml"
+    constraints, overrides, pyproject = (
+        root / "constraints.txt",
+        root / "scripts" / "overrides.txt",
+        root / "pyproject.toml",
+    )
     digest = environment_hash(constraints.read_text(), overrides.read_text(), pyproject.read_text(), interpreter_tag())
     environment = cache / f"env-{digest}"
     if environment.exists():
@@ -252,7 +258,7 @@ def build_checkout_venv(environment: Path, root: Path = ROOT) -> Path:
     for name in BINARIES:
         (building / "bin" / name).symlink_to(environment / "bin" / name)
     for path in building.glob("bin/[aA]ctivate*"):  # they hold the folder's name, which is about to change
-        path.write_text(path.read_text().replace(str(building), str(final)))
+        path.write_text(path.read_text().replace(str(building), str(final)).replace(building.name, final.name))
     shutil.rmtree(final, ignore_errors=True)
     building.rename(final)
     return final
