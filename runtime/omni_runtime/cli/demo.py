@@ -6,40 +6,22 @@ still missing. Running it twice is quick: each step finds what the first run lef
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
-import socket
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import typer
-from rich.console import Console
 
-from omni_runtime.errors import DeadlineExceeded, OmniError
+from omni_runtime.cli.kubectl import StepFailed, console, install_operator, omni, port_forward, tools, wait_ready
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 NAMESPACE = "omni-demo"
-SYSTEM_NAMESPACE = "omni-system"
 PIPELINE = "smol-omni"
 QUESTION = "Why is the sky blue? Answer in two short sentences."
 READY_SECONDS = 900
 WER_LIMIT = 0.15
-
-console = Console(highlight=False, soft_wrap=True)
-
-
-class StepFailed(OmniError):
-    """A command of the demo ended with an error; its output is above."""
-
-    code = "StepFailed"
 
 
 @dataclass(slots=True)
@@ -63,110 +45,6 @@ class Steps:
         return "\n".join([*lines, f"  {'total':<{width}}  {sum(s for _, s in self.done):8.1f} s"])
 
 
-def run(*command: str, quiet: bool = False, environment: dict[str, str] | None = None) -> str:
-    """Run one command of the demo; its output goes to the terminal unless `quiet`, then it is returned."""
-    shown = [Path(command[0]).name, *command[1:]]
-    if not quiet:
-        console.print(f"[dim]    $ {shlex.join(shown)}[/]")
-    result = subprocess.run(
-        command, cwd=REPOSITORY, text=True, stdout=subprocess.PIPE if quiet else None, env=environment, check=False
-    )
-    if result.returncode != 0:
-        raise StepFailed(f"{shlex.join(shown)} ended with status {result.returncode}")
-    return result.stdout or ""
-
-
-def omni(*arguments: str, quiet: bool = False) -> str:
-    return run(sys.executable, "-m", "omni_runtime.cli", *arguments, quiet=quiet)
-
-
-@dataclass(frozen=True, slots=True)
-class Kube:
-    """kubectl and helm bound to one kubeconfig."""
-
-    kubectl: str
-    helm: str
-    environment: dict[str, str]
-
-    def show(self, *arguments: str) -> None:
-        run(self.kubectl, *arguments, environment=self.environment)
-
-    def read(self, *arguments: str) -> str:
-        return run(self.kubectl, *arguments, quiet=True, environment=self.environment)
-
-    def get(self, *arguments: str) -> dict[str, Any]:
-        value = json.loads(self.read("get", *arguments, "-o", "json"))
-        assert isinstance(value, dict)
-        return value
-
-
-def progress_line(pipeline: dict[str, Any]) -> str:
-    """One line that says what Ready waits for: the Ready condition and each stage's count."""
-    status = pipeline.get("status") or {}
-    conditions = {c["type"]: c for c in status.get("conditions") or []}
-    ready = conditions.get("Ready") or {}
-    stages = ", ".join(
-        f"{s['name']} {s.get('readyReplicas', 0)}/{s.get('desiredReplicas', 0)}" for s in status.get("stages") or []
-    )
-    return f"Ready={ready.get('status', 'Unknown')} {ready.get('reason', '')}: {ready.get('message', 'not seen by the operator yet')} [{stages}]"
-
-
-def is_ready(pipeline: dict[str, Any]) -> bool:
-    """Ready=True for the generation that is stored now, so that an old True cannot pass for a new one."""
-    status = pipeline.get("status") or {}
-    if status.get("observedGeneration") != pipeline["metadata"].get("generation"):
-        return False
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or [])
-
-
-def wait_ready(read: Callable[[], dict[str, Any]], seconds: float, *, pause: float = 1.0) -> None:
-    """Wait until the pipeline is Ready, printing each change of what it waits for. Raises DeadlineExceeded."""
-    deadline = time.monotonic() + seconds
-    shown = ""
-    while True:
-        pipeline = read()
-        line = progress_line(pipeline)
-        if line != shown:
-            console.print(f"    {line}")
-            shown = line
-        if is_ready(pipeline):
-            return
-        if time.monotonic() > deadline:
-            raise DeadlineExceeded(f"{PIPELINE} is not Ready after {seconds:.0f} s; last seen: {line}")
-        time.sleep(pause)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        assert isinstance(port, int)
-        return port
-
-
-@contextmanager
-def port_forward(kube: Kube, namespace: str, service: str, port: int = 80) -> Iterator[str]:
-    """A kubectl port-forward on a free local port, as a URL; ended with the block."""
-    local = _free_port()
-    command = [kube.kubectl, "-n", namespace, "port-forward", f"service/{service}", f"{local}:{port}"]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=kube.environment)
-        try:
-            deadline = time.monotonic() + 30
-            while True:
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", local)) == 0:
-                        break
-                if process.poll() is not None or time.monotonic() > deadline:
-                    log.seek(0)
-                    raise StepFailed(f"port-forward to service {service} did not open: {log.read().strip()}")
-                time.sleep(0.1)
-            yield f"http://127.0.0.1:{local}"
-        finally:
-            process.terminate()
-            process.wait(timeout=10)
-
-
 def demo(
     question: str = typer.Option(QUESTION, help="What to ask."),
     save: Path = typer.Option(Path("reply.wav"), help="Where the spoken answer goes."),
@@ -184,9 +62,9 @@ def demo(
         omni("models", "prepare")
     with steps.step("images"):
         omni("image", "build", "all", "--load")
-    kube = _tools(environment)
+    kube = tools(environment)
     with steps.step("operator"):
-        _install_operator(kube)
+        install_operator(kube)
     with steps.step("apply"):
         kube.show("apply", "-f", "examples/namespace.yaml")
         kube.show("-n", NAMESPACE, "apply", "-f", "examples/smol-omni.pipeline.yaml")
@@ -209,19 +87,3 @@ def demo(
     console.print(f"\n[bold]Seconds of each step[/]\n{steps.table()}")
     if verdict.rate > WER_LIMIT:
         raise StepFailed(f"word error rate {verdict.rate:.1%} is above {WER_LIMIT:.0%}")
-
-
-def _tools(environment: dict[str, str]) -> Kube:
-    """kubectl and helm of the cluster tooling, else those on PATH."""
-    found = json.loads(omni("cluster", "tools", "--json", quiet=True))
-    return Kube(kubectl=found["kubectl"], helm=found["helm"], environment=environment)
-
-
-def _install_operator(kube: Kube) -> None:
-    values = omni("image", "values", quiet=True)
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(values)
-        file.flush()
-        command = [kube.helm, "upgrade", "--install", "omni-operator", "charts/omni-operator"]
-        command += ["--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--values", file.name]
-        run(*command, "--wait", "--timeout", "180s", environment=kube.environment)
