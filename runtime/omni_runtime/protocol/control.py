@@ -18,7 +18,7 @@ class _Message(msgspec.Struct, frozen=True, tag_field="t", omit_defaults=True):
 # --- stage replica -> orchestrator
 
 
-class Hello(_Message, tag="hello"):
+class Hello(_Message, frozen=True, tag="hello"):
     """First message of a replica; answered by Welcome or Refused."""
 
     stage: str
@@ -28,6 +28,7 @@ class Hello(_Message, tag="hello"):
     data_endpoint: str  # tcp://host:port of this replica's sidecar, where consumers open edge streams
     shared_memory_domain: str  # replicas with the same value share an arena (same pod, same host process group)
     capacity: int  # requests in flight
+    incarnation: str = ""  # one uuid per process start: a restarted container has the pod uid of the one before (R37)
 
 
 class StageLoad(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -35,45 +36,47 @@ class StageLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     running: int = 0
 
 
-class Heartbeat(_Message, tag="hb"):
+class Heartbeat(_Message, frozen=True, tag="hb"):
     load: StageLoad
     healthy: bool = True
     detail: str = ""
+    requests: tuple[str, ...] | None = None
+    """The requests of this orchestrator that the replica holds; None: not told. Each side drops what the other lost."""
 
 
-class Leaving(_Message, tag="leaving"):
+class Leaving(_Message, frozen=True, tag="leaving"):
     """Drain begins: no new requests; those bound to this replica go on."""
 
     reason: str
 
 
-class ClientText(_Message, tag="text"):
+class ClientText(_Message, frozen=True, tag="text"):
     request: str
     text: str
     token_ids: tuple[int, ...] = ()
 
 
-class ClientAudio(_Message, tag="audio"):
+class ClientAudio(_Message, frozen=True, tag="audio"):
     request: str
     pcm: bytes  # float32 little-endian, mono
     sample_rate: int
     frames: int  # codec or acoustic frames in this piece
 
 
-class ClientCodes(_Message, tag="codes"):
+class ClientCodes(_Message, frozen=True, tag="codes"):
     """Codec codes for a client that asked for them (`return_codec_codes`); frames x quantizers."""
 
     request: str
     codes: tuple[tuple[int, ...], ...]
 
 
-class StageStarted(_Message, tag="started"):
+class StageStarted(_Message, frozen=True, tag="started"):
     """The engine took the request out of its queue (queue share of TTFP ends here)."""
 
     request: str
 
 
-class StageFinished(_Message, tag="finished"):
+class StageFinished(_Message, frozen=True, tag="finished"):
     request: str
     finish_reason: str  # stop | length
     prompt_tokens: int = 0
@@ -84,13 +87,13 @@ class StageFinished(_Message, tag="finished"):
     transfer_seconds: float = 0.0  # waiting for upstream rows
 
 
-class StageFailed(_Message, tag="failed"):
+class StageFailed(_Message, frozen=True, tag="failed"):
     request: str
     code: str  # InvalidRequest | DeadlineExceeded | UpstreamLost | EngineError | CapacityExceeded
     message: str
 
 
-class Aborted(_Message, tag="aborted"):
+class Aborted(_Message, frozen=True, tag="aborted"):
     """Answer to Abort: everything of the request is free here."""
 
     request: str
@@ -113,12 +116,12 @@ StageMessage = (
 # --- orchestrator -> stage replica
 
 
-class Welcome(_Message, tag="welcome"):
+class Welcome(_Message, frozen=True, tag="welcome"):
     orchestrator: str
     heartbeat_seconds: float
 
 
-class Refused(_Message, tag="refused"):
+class Refused(_Message, frozen=True, tag="refused"):
     """Wrong revision or contract; the replica logs it, stays unready and tries again."""
 
     reason: str
@@ -134,7 +137,7 @@ class Producer(msgspec.Struct, frozen=True):
     shared_memory_domain: str
 
 
-class Submit(_Message, tag="submit"):
+class Submit(_Message, frozen=True, tag="submit"):
     """Start a request on one stage. `request` is our own id (uuid4 hex), never the client's."""
 
     request: str
@@ -146,12 +149,12 @@ class Submit(_Message, tag="submit"):
     consumers: tuple[str, ...] = ()  # names of outgoing edges that some consumer will open; others are not produced
 
 
-class Abort(_Message, tag="abort"):
+class Abort(_Message, frozen=True, tag="abort"):
     request: str
     reason: str
 
 
-class Ping(_Message, tag="ping"):
+class Ping(_Message, frozen=True, tag="ping"):
     """Also the sign of life of an orchestrator: a replica that hears nothing dials again."""
 
 
