@@ -50,6 +50,7 @@ class StageTemplate(msgspec.Struct, frozen=True):
     cpu: str = "1"
     memory: str = "2Gi"
     shared_memory: str = "256Mi"
+    memory_fraction: float = 0.9  # of each device; stages that share a device must sum to at most 1 (T71)
     engine_args: tuple[tuple[str, str], ...] = ()
 
 
@@ -58,7 +59,7 @@ class EdgeTemplate(msgspec.Struct, frozen=True):
     to: str
     payload: PayloadContract
     supports_async_chunk: bool = True
-    chunk: ChunkDefaults | None = None
+    chunk: ChunkDefaults | None = None  # None: the producer decides how many rows a chunk has
 
 
 class Topology(msgspec.Struct, frozen=True):
