@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from omni_crds.v1alpha1.base import OmniModel
+from omni_crds.v1alpha1.base import Generation, Message, OmniModel
 
 
 class ConditionType(StrEnum):
@@ -66,12 +66,27 @@ class ConditionStatus(StrEnum):
 
 
 class Condition(OmniModel):
+    """One aspect of an object's state."""
+
     type: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Z][A-Za-z0-9]*$")]
+    """Name of the aspect, such as Ready."""
     status: ConditionStatus
+    """Whether it holds: True, False or Unknown."""
     reason: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Z][A-Za-z0-9]*$")]
-    message: Annotated[str, Field(max_length=1024)] = ""
-    last_transition_time: Annotated[str, Field(max_length=32)]
-    observed_generation: Annotated[int, Field(ge=0)] = 0
+    """Why, in one CamelCase word that alerts can match."""
+    message: Message = ""
+    """Why, for a person."""
+    last_transition_time: Annotated[
+        str,
+        Field(
+            min_length=20,
+            max_length=32,
+            pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z$",
+        ),
+    ]
+    """When status last changed, in UTC."""
+    observed_generation: Generation = 0
+    """The metadata.generation that this condition describes."""
 
 
 MAX_MESSAGE = 1024

@@ -5,11 +5,22 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from omni_crds.v1alpha1.base import ObjectMeta, ObjectName, OmniModel, Quantity
+from omni_crds.v1alpha1.base import (
+    ENV_NAME,
+    DeviceClassName,
+    Generation,
+    ImageName,
+    LabelValue,
+    ObjectMeta,
+    ObjectName,
+    OmniModel,
+    Quantity,
+)
 from omni_crds.v1alpha1.conditions import Condition
-from omni_crds.v1alpha1.pipeline import ENV_NAME, ConnectorType, SchedulingSpec
+from omni_crds.v1alpha1.markers import ListMap, ListSet, Rule, rules
+from omni_crds.v1alpha1.pipeline import ConnectorType, SchedulingSpec
 
 
 class AcceleratorVendor(StrEnum):
@@ -33,60 +44,132 @@ class ImagePullPolicy(StrEnum):
 
 
 class ImagesSpec(OmniModel):
-    runtime: Annotated[str, Field(min_length=1, max_length=512)]
+    """Container images."""
+
+    runtime: ImageName
+    """Image of the engines."""
     # The connector sidecar starts without torch; it may run from a smaller image.
-    connector: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    entry: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    connector: ImageName | None = None
+    """Image of the connector sidecar. Without it: the runtime image."""
+    entry: ImageName | None = None
+    """Image of the orchestrator and API server. Without it: the runtime image."""
     pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
-    pull_secrets: Annotated[list[ObjectName], Field(max_length=8)] | None = None
+    """When nodes pull the images."""
+    pull_secrets: Annotated[tuple[ObjectName, ...], Field(max_length=8), ListSet()] | None = None
+    """Secrets with registry credentials, in the namespace of each pipeline."""
 
 
 class DeviceClass(OmniModel):
     """A class of device as nodes advertise it."""
 
-    name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
-    resource_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None  # nvidia.com/gpu, ...; absent for CPU
+    name: DeviceClassName
+    """Name that pipelines use in accelerator.class."""
+    resource_name: (
+        Annotated[
+            str,
+            Field(
+                min_length=3, max_length=253, pattern=r"^[a-z0-9][-.a-z0-9]*/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
+            ),
+        ]
+        | None
+    ) = None
+    """Extended resource that a pod asks for, such as nvidia.com/gpu. Absent for CPUs."""
     memory: Quantity
-    node_selector: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=16)] | None = None
+    """Memory of one device."""
+    node_selector: Annotated[dict[str, LabelValue], Field(max_length=16)] | None = None
+    """Labels of the nodes that have such devices."""
 
 
 class EnvVar(OmniModel):
+    """An environment variable with a plain value."""
+
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=ENV_NAME)]
+    """Name of the variable."""
     value: Annotated[str, Field(max_length=4096)]
+    """Value of the variable. Not for secrets."""
 
 
 class ModelCacheSpec(OmniModel):
-    """Where downloaded weights live. Absent: an emptyDir per pod."""
+    """Where downloaded weights live. Without one: an emptyDir per pod."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                "!(has(self.persistentVolumeClaim) && has(self.hostPath))",
+                "persistentVolumeClaim and hostPath exclude each other",
+            ),
+        )
+    )
 
     persistent_volume_claim: ObjectName | None = None
-    host_path: Annotated[str, Field(min_length=2, max_length=1024, pattern=r"^/[^\x00]+$")] | None = None
+    """Claim in the namespace of each pipeline, shared by its pods."""
+    host_path: Annotated[str, Field(min_length=2, max_length=1024, pattern=r"^/[!-~]+$")] | None = None
+    """Folder on each node."""
     size_limit: Quantity | None = None
+    """Size limit of the emptyDir."""
 
 
 class ProbesSpec(OmniModel):
+    """How long engines may take."""
+
     startup_timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = 1200
+    """Seconds that an engine may take to load before it is restarted."""
     period_seconds: Annotated[int, Field(ge=1, le=600)] = 2
+    """Seconds between two readiness probes."""
 
 
 class RuntimeProfileSpec(OmniModel):
+    """What pods on one family of accelerators are made of."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                "!has(self.defaultDeviceClass) || self.deviceClasses.exists(c, c.name == self.defaultDeviceClass)",
+                "defaultDeviceClass must be one of deviceClasses",
+            ),
+            Rule(
+                "!has(self.connectors) || !self.connectors.exists(c, c == 'Auto')",
+                "connectors lists what exists; Auto is a choice among them",
+            ),
+        )
+    )
+
     vendor: AcceleratorVendor
+    """Maker of the accelerators."""
     backend: EngineBackend = EngineBackend.NATIVE
+    """native: the engines of this project. vllm-omni: pods of that project."""
     images: ImagesSpec
-    device_classes: Annotated[list[DeviceClass], Field(min_length=1, max_length=64)]
-    default_device_class: Annotated[str, Field(min_length=1, max_length=63)] | None = None
-    connectors: Annotated[list[ConnectorType], Field(max_length=8)] | None = None
-    env: Annotated[list[EnvVar], Field(max_length=64)] | None = None
+    """Container images."""
+    device_classes: Annotated[tuple[DeviceClass, ...], Field(min_length=1, max_length=64), ListMap(("name",))]
+    """Classes of devices that pipelines may ask for."""
+    default_device_class: DeviceClassName | None = None
+    """Class of stages that name none. Without it: the first one."""
+    connectors: Annotated[tuple[ConnectorType, ...], Field(max_length=8), ListSet()] | None = None
+    """Connectors that work here. Without it: SharedMemory and TCP."""
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=64), ListMap(("name",))] | None = None
+    """Environment of every engine."""
     scheduling: SchedulingSpec | None = None
+    """Which nodes the pods may use."""
     model_cache: ModelCacheSpec | None = None
+    """Where downloaded weights live."""
     probes: ProbesSpec | None = None
+    """How long engines may take."""
 
 
 class RuntimeProfileStatus(OmniModel):
-    conditions: Annotated[list[Condition], Field(max_length=16)] | None = None
-    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    """What became of the profile."""
+
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=16), ListMap(("type",))] | None = None
+    """Ready and what stands in its way."""
+    observed_generation: Generation | None = None
+    """The metadata.generation that this status describes."""
 
 
 class OmniRuntimeProfile(OmniModel):
+    """Images, devices and connectors of one accelerator family, fixed by the platform team."""
+
     metadata: ObjectMeta = Field(default_factory=ObjectMeta)
     spec: RuntimeProfileSpec
+    """What pods on this family of accelerators are made of."""
     status: RuntimeProfileStatus | None = None
+    """What became of the profile. Written by the operator."""
