@@ -15,18 +15,27 @@ from omni_runtime.protocol.payload import Payload
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkReceived:
+    """One chunk of an open stream.
+
+    The payload's arrays are read-only views; they stay valid for as long as something refers to them, and their
+    place in the arena is released when the last reference goes. Keeping them is safe: past a share of the arena the
+    client copies chunks out instead.
+    """
+
     request: str
     edge: str
     seq: int
     payload: Payload
-    transfer_seconds: float
+    transfer_seconds: float  # from the producer's put to here
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeFailed:
+    """The stream ended without its finished chunk; nothing of it follows."""
+
     request: str
     edge: str
-    code: str  # UpstreamLost | DeadlineExceeded | ContractMismatch | ProtocolError
+    code: str  # UpstreamLost | DeadlineExceeded | ContractMismatch | CapacityExceeded | ProtocolError
     message: str
 
 
@@ -38,27 +47,53 @@ class ConnectorHealth:
     healthy: bool
     detail: str
     arena_bytes: int
-    arena_used_bytes: int
+    arena_used_bytes: int  # by slabs that this client has put, or holds views of
     open_streams: int
 
 
 class EdgeClient(Protocol):
-    async def connect(self, deadline_s: float) -> None: ...
+    async def connect(self, deadline_s: float) -> None:
+        """Attach to the sidecar. Raises DeadlineExceeded with the last reason, ContractMismatch if it refuses us.
+
+        Afterwards the client keeps itself attached; streams that were open when the sidecar went away fail.
+        """
+
+    @property
+    def data_endpoint(self) -> str:
+        """`tcp://host:port` for this replica's Hello; known after `connect`."""
+
+    @property
+    def shared_memory_domain(self) -> str:
+        """For this replica's Hello; known after `connect`."""
 
     async def put(self, request: str, edge: str, payload: Payload) -> None:
         """Queue one chunk for whoever opens the stream (now or later). Waits for credits or arena space.
 
-        Raises DeadlineExceeded (with edge and request) if the consumer grants nothing for the put deadline,
-        and StreamClosed if the consumer cancelled.
+        Puts of one stream are sent in the order of the calls; a stream that waits holds up no other. The arrays are
+        copied before this returns. Raises DeadlineExceeded (with edge and request) if the consumer grants nothing
+        for the put deadline, StreamClosed if the consumer cancelled or is gone, UpstreamLost if the sidecar is gone,
+        CapacityExceeded if the chunk is larger than any chunk may be.
         """
 
     async def open(self, request: str, producer: Producer) -> None:
-        """Open the consumer side: chunks then arrive through `events`, in order, deduplicated, gaps reported."""
+        """Open the consumer side: chunks then arrive through `events`, in order, deduplicated, gaps reported.
 
-    def events(self) -> AsyncIterator[EdgeEvent]: ...
+        On an edge of mode fullPayload all chunks arrive together, once the last one is here.
+        """
+
+    def events(self) -> AsyncIterator[EdgeEvent]:
+        """Chunks and failures of all open streams, fair between requests. One iterator; ends after `close`."""
 
     async def cleanup(self, request: str) -> None:
-        """Drop every stream, queued chunk and arena slab of a request, as producer and as consumer. Idempotent."""
+        """The request is over in this replica. Idempotent.
+
+        Incoming streams are cancelled and unfinished outgoing ones fail at their consumer. Outgoing streams whose
+        `finished` chunk has been put go on until they are delivered: a stage that is done must not cut the tail of
+        its own output off (R6, R23). No event of the request follows.
+        """
+
+    async def abort(self, request: str) -> None:
+        """As cleanup, and finished outgoing streams that are not yet delivered are dropped as well."""
 
     async def health(self) -> ConnectorHealth: ...
     async def close(self) -> None: ...

@@ -1,0 +1,346 @@
+"""Messages of the data path: engine <-> sidecar (unix socket) and sidecar <-> sidecar (TCP, CURVE).
+
+A message is a msgpack header and at most one raw buffer; there is no pickle and no object is built from a name that
+a peer chose. Everything that a peer announces (dtype, shape, offsets, lengths) is checked here, before any
+allocation, and a violation is a ProtocolError. Free of numpy and torch: the sidecar only moves bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from omni_runtime.errors import OmniError
+
+DTYPE_BYTES: Final[dict[str, int]] = {
+    "bool": 1, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
+    "int32": 4, "uint32": 4, "float32": 4,
+    "int64": 8, "uint64": 8, "float64": 8,
+}  # fmt: skip
+ALIGNMENT: Final = 64  # of every tensor and slab: a cache line, and enough for any vector load
+
+MAX_HEADER_BYTES: Final = 64 << 10
+MAX_BODY_BYTES: Final = 1 << 20
+INLINE_BYTES: Final = 32 << 10  # a chunk up to this size travels in the message; above, through the arena
+FRAGMENT_BYTES: Final = 512 << 10  # unit of fairness on TCP, and of a spill when the arena is full
+MAX_CHUNK_BYTES: Final = 4 << 30
+WINDOW_PIECES: Final = 16  # pieces of one stream that may wait at each hop
+WINDOW_FRAGMENTS: Final = 8  # unacknowledged fragments of one stream between two sidecars
+
+_U32 = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
+_U63 = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Count = Annotated[int, Meta(ge=1, le=1 << 16)]
+_Id = Annotated[str, Meta(min_length=1, max_length=256)]
+_Reason = Annotated[str, Meta(max_length=2048)]
+_Code = Annotated[str, Meta(max_length=64)]
+
+MetaValue = (
+    int
+    | float
+    | bool
+    | None
+    | Annotated[str, Meta(max_length=4096)]
+    | Annotated[tuple[int | float, ...], Meta(max_length=4096)]
+)
+
+
+class ProtocolError(OmniError):
+    """A peer sent something that the protocol does not allow."""
+
+    code = "ProtocolError"
+    http_status = 502
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag_field="t", forbid_unknown_fields=True):
+    pass
+
+
+# --- what a chunk is
+
+
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One tensor in a chunk's bytes; `offset` from the chunk's first byte."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    dtype: Annotated[str, Meta(max_length=32)]
+    shape: Annotated[tuple[_U63, ...], Meta(max_length=8)]
+    offset: _U63
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+class ChunkHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Travels once per chunk, with its first piece."""
+
+    start: _U63  # absolute position of the first row
+    rows: _U63
+    finished: bool
+    nbytes: Annotated[int, Meta(ge=0, le=MAX_CHUNK_BYTES)]  # of all pieces together
+    sent_at: float  # wall clock, seconds
+    tensors: Annotated[tuple[TensorSpec, ...], Meta(max_length=64)] = ()
+    meta: Annotated[dict[Annotated[str, Meta(max_length=64)], MetaValue], Meta(max_length=64)] = {}
+
+
+class Slab(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A place in the arena. The generation is never used twice, so a stale handle cannot match (R62)."""
+
+    offset: _U63
+    length: _U63
+    generation: _U63
+
+
+class Put(_Message, frozen=True, tag=1):
+    """One piece of a chunk. A chunk is one piece unless it is larger than a slab may be or the arena is full.
+
+    The bytes are in `slab`, or in the message's body when `slab` is None. Between sidecars `slab` is always None
+    and the body is the piece's first fragment; `Fragment`s carry the rest.
+    """
+
+    stream: _U32
+    seq: _U63  # of the chunk in its stream, from 0
+    piece: _U32  # in its chunk, from 0
+    last: bool  # last piece of its chunk
+    length: _U63
+    slab: Slab | None = None
+    chunk: ChunkHeader | None = None  # on piece 0 only
+
+
+class Fragment(_Message, frozen=True, tag=2):
+    """More bytes of the piece that the stream is in the middle of."""
+
+    stream: _U32
+    offset: _U63
+
+
+class Credit(_Message, frozen=True, tag=3):
+    """The receiver can take `pieces` more."""
+
+    stream: _U32
+    pieces: _Count
+
+
+class Acknowledge(_Message, frozen=True, tag=4):
+    """The receiving sidecar has stored `fragments` more."""
+
+    stream: _U32
+    fragments: _Count
+
+
+class Cancel(_Message, frozen=True, tag=5):
+    """From a consumer: wants no more. From a producer: the request is over here, nothing more will come."""
+
+    stream: _U32
+    reason: _Reason
+
+
+class Failed(_Message, frozen=True, tag=6):
+    """The stream has ended without its `finished` chunk; nothing of it follows."""
+
+    stream: _U32
+    code: _Code
+    message: _Reason
+
+
+class Ping(_Message, frozen=True, tag=7):
+    pass
+
+
+class Pong(_Message, frozen=True, tag=8):
+    pass
+
+
+class Open(_Message, frozen=True, tag=9):
+    """The consumer of an edge stream. `endpoint` and `domain` say where the producer's sidecar is."""
+
+    stream: _U32
+    edge: _Id
+    request: _Id
+    producer: _Id  # replica
+    consumer: _Id  # replica
+    endpoint: Annotated[str, Meta(max_length=256)]
+    domain: Annotated[str, Meta(max_length=256)]
+    revision: Annotated[str, Meta(max_length=64)]
+    contract_version: _U32
+    credits: _Count
+
+
+# --- engine -> sidecar
+
+
+class Attach(_Message, frozen=True, tag=20):
+    stage: _Id
+    replica: _Id
+    revision: Annotated[str, Meta(max_length=64)]
+    contract_version: _U32
+
+
+class Bind(_Message, frozen=True, tag=21):
+    """The producer of an edge stream."""
+
+    stream: _U32
+    edge: _Id
+    request: _Id
+
+
+class Lease(_Message, frozen=True, tag=22):
+    """Ask for an extent of at least `length` bytes of the arena."""
+
+    length: _U63
+
+
+class Return(_Message, frozen=True, tag=23):
+    """Give an empty extent back."""
+
+    offset: _U63
+
+
+class Release(_Message, frozen=True, tag=24):
+    """The consumer has let go of these slabs."""
+
+    slabs: Annotated[tuple[Slab, ...], Meta(max_length=512)]
+
+
+# --- sidecar -> engine
+
+
+class Attached(_Message, frozen=True, tag=30):
+    """Comes with the arena's file descriptor."""
+
+    session: _U32
+    arena_bytes: _U63
+    endpoint: str
+    domain: str
+
+
+class Rejected(_Message, frozen=True, tag=31):
+    code: _Code
+    message: _Reason
+
+
+class Extent(_Message, frozen=True, tag=32):
+    """Answer to Lease; length 0: the arena is full now."""
+
+    offset: _U63
+    length: _U63
+
+
+class Freed(_Message, frozen=True, tag=33):
+    """Slabs that this engine allocated are unused again."""
+
+    slabs: Annotated[tuple[Slab, ...], Meta(max_length=512)]
+
+
+FromEngine = Attach | Bind | Put | Open | Credit | Cancel | Release | Lease | Return | Ping
+ToEngine = Attached | Rejected | Extent | Freed | Put | Credit | Failed | Pong
+FromConsumerSidecar = Open | Credit | Acknowledge | Cancel | Ping
+FromProducerSidecar = Put | Fragment | Failed | Pong
+
+_Decoded = TypeVar("_Decoded")
+encode = msgspec.msgpack.Encoder().encode
+_from_engine = msgspec.msgpack.Decoder(FromEngine)
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_consumer = msgspec.msgpack.Decoder(FromConsumerSidecar)
+_from_producer = msgspec.msgpack.Decoder(FromProducerSidecar)
+
+
+def decode_from_engine(header: bytes | memoryview) -> FromEngine:
+    return _checked(_decode(_from_engine, header))
+
+
+def decode_to_engine(header: bytes | memoryview) -> ToEngine:
+    return _checked(_decode(_to_engine, header))
+
+
+def decode_from_consumer(header: bytes | memoryview) -> FromConsumerSidecar:
+    return _decode(_from_consumer, header)
+
+
+def decode_from_producer(header: bytes | memoryview) -> FromProducerSidecar:
+    return _checked(_decode(_from_producer, header))
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_Decoded], header: bytes | memoryview) -> _Decoded:
+    if len(header) > MAX_HEADER_BYTES:
+        raise ProtocolError(f"header of {len(header)} bytes; at most {MAX_HEADER_BYTES} are allowed")
+    try:
+        return decoder.decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        raise ProtocolError(f"undecodable message: {error}") from error
+
+
+_Any = TypeVar("_Any")
+
+
+def _checked(message: _Any) -> _Any:
+    if isinstance(message, Put):
+        check_put(message)
+    return message
+
+
+def check_put(put: Put) -> None:
+    """Raises ProtocolError unless the piece is consistent in itself."""
+    if (put.piece == 0) != (put.chunk is not None):
+        raise ProtocolError(f"piece {put.piece} of chunk {put.seq}: the chunk header belongs to piece 0 only")
+    if put.slab is not None and put.slab.length != put.length:
+        raise ProtocolError(f"piece of {put.length} bytes in a slab of {put.slab.length}")
+    if put.length > MAX_CHUNK_BYTES:
+        raise ProtocolError(f"piece of {put.length} bytes; at most {MAX_CHUNK_BYTES} are allowed")
+    if put.chunk is not None:
+        check_chunk(put.chunk)
+        if put.last and put.length != put.chunk.nbytes:
+            raise ProtocolError(f"only piece has {put.length} bytes of a chunk of {put.chunk.nbytes}")
+        if put.length > put.chunk.nbytes:
+            raise ProtocolError(f"piece of {put.length} bytes in a chunk of {put.chunk.nbytes}")
+
+
+def check_chunk(chunk: ChunkHeader) -> None:
+    """Raises ProtocolError for an unknown dtype, or tensors that overlap or reach past the chunk's end."""
+    end = 0
+    names: set[str] = set()
+    for tensor in chunk.tensors:
+        if tensor.dtype not in DTYPE_BYTES:
+            raise ProtocolError(f"tensor {tensor.name!r}: dtype {tensor.dtype!r} is not allowed: {sorted(DTYPE_BYTES)}")
+        if tensor.name in names:
+            raise ProtocolError(f"tensor {tensor.name!r} occurs twice")
+        names.add(tensor.name)
+        if tensor.offset % ALIGNMENT or tensor.offset < end:
+            raise ProtocolError(f"tensor {tensor.name!r}: offset {tensor.offset} overlaps or is not aligned")
+        end = tensor.offset + tensor.nbytes
+        if end > chunk.nbytes:
+            raise ProtocolError(
+                f"tensor {tensor.name!r}: {tensor.dtype}{list(tensor.shape)} at {tensor.offset} ends at {end},"
+                f" past the chunk's {chunk.nbytes} bytes"
+            )
+
+
+def check_body(put: Put, body_length: int) -> None:
+    """On the unix socket the body is exactly the piece, or nothing if the piece is in the arena."""
+    expected = 0 if put.slab is not None else put.length
+    if body_length != expected:
+        raise ProtocolError(f"piece of {put.length} bytes came with a body of {body_length}")
+
+
+# --- frames on the unix socket: header length, body length, header, body
+
+FRAME_PREFIX: Final = struct.Struct("<II")
+
+
+def frame(message: _Message, body: bytes | memoryview = b"") -> tuple[bytes, bytes | memoryview]:
+    """(prefix and header, body) ready to write."""
+    header = encode(message)
+    return FRAME_PREFIX.pack(len(header), len(body)) + header, body
+
+
+def parse_prefix(buffer: bytes | bytearray | memoryview, at: int = 0) -> tuple[int, int]:
+    """(header length, body length). Raises ProtocolError before anything of that size is read."""
+    header, body = FRAME_PREFIX.unpack_from(buffer, at)
+    if header > MAX_HEADER_BYTES or body > MAX_BODY_BYTES:
+        raise ProtocolError(f"frame of {header} + {body} bytes; at most {MAX_HEADER_BYTES} + {MAX_BODY_BYTES}")
+    return header, body
