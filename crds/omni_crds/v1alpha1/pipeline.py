@@ -32,7 +32,7 @@ from omni_crds.v1alpha1.base import (
     StageName,
 )
 from omni_crds.v1alpha1.conditions import Condition, ConditionStatus
-from omni_crds.v1alpha1.markers import ListAtomic, ListMap, ListSet, Rule, rules
+from omni_crds.v1alpha1.markers import ListAtomic, ListMap, Rule, rules
 
 CUSTOM_TOPOLOGY = "custom"
 
@@ -165,18 +165,6 @@ class EngineArg(OmniModel):
     """Value of the flag, as it would stand on the command line."""
 
 
-class OutputModality(StrEnum):
-    TEXT = "text"
-    AUDIO = "audio"
-
-
-class InputModality(StrEnum):
-    TEXT = "text"
-    AUDIO = "audio"
-    IMAGE = "image"
-    VIDEO = "video"
-
-
 class StageSpec(OmniModel):
     """One stage. Absent fields come from the topology, then from the runtime profile."""
 
@@ -199,8 +187,6 @@ class StageSpec(OmniModel):
     """Name of the stage in the topology."""
     engine: Identifier | None = None
     """Engine that runs the stage. Required for topology custom."""
-    emits: Annotated[tuple[OutputModality, ...], Field(max_length=4), ListSet()] | None = None
-    """Modalities that this stage sends to the client. For topology custom."""
     runtime_profile: ObjectName | None = None
     """OmniRuntimeProfile of this stage. Without it: the one of the pipeline."""
     pod_group: StageName | None = None
@@ -290,7 +276,7 @@ class EdgeSpec(OmniModel):
     to: StageName
     """Stage that consumes."""
     payload: PayloadKind | None = None
-    """What flows. Required for topology custom, fixed by every other topology."""
+    """What flows. For topology custom, where the two engines can exchange more than one kind."""
     mode: EdgeMode | None = None
     """asyncChunk: the consumer works while the producer still makes. fullPayload: it waits for all of it."""
     chunk: ChunkSpec | None = None
@@ -388,14 +374,6 @@ class PipelineSpec(OmniModel):
                 "topology custom: every stage needs an engine",
             ),
             Rule(
-                f"!({_CUSTOM}) || !has(self.stages) || self.stages.exists(s, has(s.emits) && size(s.emits) > 0)",
-                "topology custom: at least one stage must emit a modality to the client",
-            ),
-            Rule(
-                f"!({_CUSTOM}) || !has(self.edges) || self.edges.all(e, has(e.payload))",
-                "topology custom: every edge needs a payload",
-            ),
-            Rule(
                 f"!({_CUSTOM}) || !has(self.edges) || self.edges.all(e, has(self.stages)"
                 " && self.stages.exists(s, s.name == e.from) && self.stages.exists(s, s.name == e.to))",
                 "topology custom: an edge joins stages of spec.stages only",
@@ -403,14 +381,6 @@ class PipelineSpec(OmniModel):
             Rule(
                 f"{_CUSTOM} || !has(self.edges) || self.edges.all(e, !has(e.payload))",
                 "payload is fixed by the topology: leave it out, or use topology custom",
-            ),
-            Rule(
-                f"{_CUSTOM} || !has(self.stages) || self.stages.all(s, !has(s.emits))",
-                "emits is fixed by the topology: leave it out, or use topology custom",
-            ),
-            Rule(
-                f"{_CUSTOM} || !has(self.inputs)",
-                "inputs are fixed by the topology: leave them out, or use topology custom",
             ),
             Rule(
                 "!has(self.stages) || self.stages.all(s, !has(s.podGroup) || self.stages.filter(t, has(t.podGroup)"
@@ -424,8 +394,6 @@ class PipelineSpec(OmniModel):
     """The weights."""
     topology: Identifier
     """Name of a model family, such as qwen3_omni_moe, or custom with stages and edges spelled out."""
-    inputs: Annotated[tuple[InputModality, ...], Field(max_length=8), ListSet()] | None = None
-    """Modalities that a request may contain. For topology custom; without it: text."""
     runtime_profile: ObjectName | None = None
     """OmniRuntimeProfile of all stages. Without it: the one named default."""
     stages: Annotated[tuple[StageSpec, ...], Field(max_length=16), ListMap(("name",))] | None = None
