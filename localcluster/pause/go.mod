@@ -1,0 +1,3 @@
+module omni.dev/localcluster/pause
+
+go 1.26.0
