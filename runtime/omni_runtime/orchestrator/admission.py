@@ -1,0 +1,72 @@
+"""Who may start now. Pure: reads pools, decides; the loop binds.
+
+First come, first served per stage: a request that waits for a stage keeps later ones from overtaking it there, but not
+those that do not need that stage (text goes on while speech waits for a talker).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from omni_runtime.errors import QueueFull, StageUnavailable
+from omni_runtime.orchestrator.state import RequestId, RequestSpec, StageName
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionRules:
+    max_queue: int
+    unavailable_grace_seconds: float = 5.0  # how long a request waits for a stage without any live replica
+
+
+class Overloaded(QueueFull):
+    """429 with the seconds after which a retry has a chance."""
+
+    def __init__(self, waiting: int, limit: int, retry_after_seconds: int) -> None:
+        self.retry_after_seconds = retry_after_seconds
+        super().__init__(
+            f"{waiting} requests wait already (limit {limit}); retry after {retry_after_seconds} s, "
+            "or add replicas to the stage with the longest queue"
+        )
+
+
+def check_queue(waiting: int, rules: AdmissionRules, recent_seconds: float) -> Overloaded | None:
+    """None: there is room. `recent_seconds`: how long requests took lately, a guess for Retry-After."""
+    if waiting < rules.max_queue:
+        return None
+    return Overloaded(waiting, rules.max_queue, max(1, min(60, round(recent_seconds))))
+
+
+def plan_admissions(
+    queue: Iterable[RequestSpec], free: Mapping[StageName, int]
+) -> tuple[tuple[RequestId, ...], Mapping[StageName, int]]:
+    """Requests that can be bound to a replica of each of their stages now, in order, and how many wait per stage.
+
+    free: places per stage, over all live replicas.
+    """
+    left = dict(free)
+    waiting: dict[StageName, int] = {}
+    admitted = []
+    for spec in queue:
+        short = [s for s in spec.stages if left.get(s, 0) <= 0 or s in waiting]
+        if short:
+            for stage in short:
+                waiting[stage] = waiting.get(stage, 0) + 1
+            continue
+        for stage in spec.stages:
+            left[stage] -= 1
+        admitted.append(spec.request)
+    return tuple(admitted), waiting
+
+
+def missing_stages(stages: Iterable[StageName], live: Callable[[StageName], int]) -> tuple[StageName, ...]:
+    """Stages without a single live replica."""
+    return tuple(s for s in stages if live(s) == 0)
+
+
+def unavailable(pipeline: str, missing: tuple[StageName, ...], waited_seconds: float) -> StageUnavailable:
+    names = ", ".join(missing)
+    return StageUnavailable(
+        f"pipeline {pipeline} has no live replica of stage {names} (waited {waited_seconds:.1f} s); "
+        f"look at the pods of OmniStage {pipeline}-{missing[0]}, or at /omni/status"
+    )

@@ -1,0 +1,199 @@
+"""One step of a request's life. Pure: no sockets, no clock, no engine.
+
+Every event is accepted in every state; one that is too late, of another replica, or unknown yields no action: an
+aborted request cannot be resurrected (R4). Completion is by modality set. A stage that was submitted is either heard
+of (finished, failed, aborted, lost) or told to abort, exactly once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from omni_runtime.errors import DeadlineExceeded, OmniError, ReplicaLost
+from omni_runtime.orchestrator.state import (
+    LIVE,
+    UNSETTLED,
+    AbortStage,
+    Action,
+    Bound,
+    Cancelled,
+    CancelRequested,
+    Complete,
+    DeadlinePassed,
+    Emit,
+    EmitStageEnd,
+    Event,
+    Fail,
+    Forget,
+    Instant,
+    Phase,
+    PieceArrived,
+    Rejected,
+    ReleaseStage,
+    ReplicaGone,
+    ReplicaId,
+    RequestState,
+    SettleExpired,
+    StageAborted,
+    StageFailed,
+    StageFinished,
+    StageName,
+    StagePhase,
+    StageRecord,
+    StageStarted,
+    StartSettling,
+    SubmitStage,
+    Terminal,
+)
+
+Step = tuple[RequestState, tuple[Action, ...]]
+
+
+def advance(state: RequestState, event: Event, now: Instant) -> Step:
+    """The state after `event`, and what to do about it, in order."""
+    match event:
+        case Bound():
+            return _bind(state, event, now)
+        case Rejected(error):
+            return _end_queued(state, Fail(error)) if state.phase is Phase.QUEUED else (state, ())
+        case CancelRequested(reason):
+            return _end(state, Cancelled(reason), reason, now)
+        case DeadlinePassed(seconds):
+            return _end(state, Fail(DeadlineExceeded(_where_it_hung(state, seconds))), "deadline", now)
+        case SettleExpired():
+            return _settle_now(state, now)
+        case StageStarted(stage, replica):
+            record = _record(state, stage, replica)
+            if record is None or record.phase is not StagePhase.SUBMITTED:
+                return state, ()
+            return state.with_stage(stage, replace(record, phase=StagePhase.STARTED, started_at=now)), ()
+        case PieceArrived(stage, replica, piece):
+            record = _record(state, stage, replica)
+            if state.phase is not Phase.RUNNING or record is None or record.phase not in LIVE:
+                return state, ()
+            return state, (Emit(stage, piece),)
+        case StageFinished():
+            return _finish_stage(state, event, now)
+        case StageFailed(stage, replica, error):
+            return _lose_stage(state, stage, replica, StagePhase.FAILED, error, now)
+        case ReplicaGone(stage, replica, reason):
+            error = ReplicaLost(f"stage {stage}: replica {replica} {reason}")
+            return _lose_stage(state, stage, replica, StagePhase.LOST, error, now)
+        case StageAborted(stage, replica):
+            return _confirm_abort(state, stage, replica, now)
+
+
+def _record(state: RequestState, stage: StageName, replica: ReplicaId) -> StageRecord | None:
+    """The stage's record, if it runs on that very replica: two replicas never share an identity (R37)."""
+    record = state.stages.get(stage)
+    return record if record is not None and record.replica == replica else None
+
+
+def _bind(state: RequestState, event: Bound, now: Instant) -> Step:
+    if state.phase is not Phase.QUEUED:  # ended while the pool was choosing: give the places back
+        return state, tuple(ReleaseStage(s, r) for s, r in event.bindings)
+    bound = replace(state, phase=Phase.RUNNING, bound_at=now)
+    for stage, replica in event.bindings:
+        bound = bound.with_stage(stage, StageRecord(replica, StagePhase.SUBMITTED, submitted_at=now))
+    # Consumers first: their streams are open when the first chunk comes. Any order works, this one is fastest.
+    return bound, tuple(SubmitStage(s, r) for s, r in reversed(event.bindings))
+
+
+def _finish_stage(state: RequestState, event: StageFinished, now: Instant) -> Step:
+    record = _record(state, event.stage, event.replica)
+    if record is None or record.phase not in UNSETTLED:
+        return state, ()
+    state = state.with_stage(event.stage, replace(record, phase=StagePhase.FINISHED, ended_at=now))
+    actions: list[Action] = [ReleaseStage(event.stage, event.replica)]
+    if state.phase is Phase.RUNNING:
+        actions.append(EmitStageEnd(event.stage, state.spec.emits.get(event.stage, frozenset()), event.usage))
+        if all(state.stages[s].phase is StagePhase.FINISHED for s in state.spec.final):
+            actions.append(Complete())
+            return _start_settling(state, actions)
+    return _done_if_settled(state, actions)
+
+
+def _lose_stage(
+    state: RequestState, stage: StageName, replica: ReplicaId, phase: StagePhase, error: OmniError, now: Instant
+) -> Step:
+    record = _record(state, stage, replica)
+    if record is None or record.phase not in UNSETTLED:
+        return state, ()
+    state = state.with_stage(stage, replace(record, phase=phase, ended_at=now))
+    actions: list[Action] = [ReleaseStage(stage, replica)]
+    if state.phase is Phase.RUNNING:
+        actions.append(Fail(error))
+        state, aborts = _abort_live(state, f"{error.code} in stage {stage}")
+        return _start_settling(state, [*actions, *aborts])
+    return _done_if_settled(state, actions)
+
+
+def _confirm_abort(state: RequestState, stage: StageName, replica: ReplicaId, now: Instant) -> Step:
+    record = _record(state, stage, replica)
+    if record is None or record.phase not in UNSETTLED:
+        return state, ()
+    if record.phase in LIVE:  # a stage that dropped a request that nobody aborted has failed it
+        return _lose_stage(
+            state, stage, replica, StagePhase.FAILED, OmniError(f"stage {stage} dropped the request"), now
+        )
+    state = state.with_stage(stage, replace(record, phase=StagePhase.ABORTED, ended_at=now))
+    return _done_if_settled(state, [ReleaseStage(stage, replica)])
+
+
+def _end(state: RequestState, terminal: Terminal, reason: str, now: Instant) -> Step:
+    """The client's end comes before the stages' end: whoever left or timed out waits for nobody."""
+    if state.phase is Phase.QUEUED:
+        return _end_queued(state, terminal)
+    if state.phase is not Phase.RUNNING:
+        return state, ()
+    state, aborts = _abort_live(state, reason)
+    return _start_settling(state, [terminal, *aborts])
+
+
+def _end_queued(state: RequestState, terminal: Terminal) -> Step:
+    return replace(state, phase=Phase.DONE), (terminal, Forget())
+
+
+def _abort_live(state: RequestState, reason: str) -> Step:
+    actions: list[Action] = []
+    for stage in state.in_phase(*LIVE):
+        record = state.stages[stage]
+        state = state.with_stage(stage, replace(record, phase=StagePhase.ABORTING))
+        actions.append(AbortStage(stage, record.replica, reason))
+    return state, tuple(actions)
+
+
+def _start_settling(state: RequestState, actions: list[Action]) -> Step:
+    state = replace(state, phase=Phase.SETTLING)
+    if state.settled:
+        return _done_if_settled(state, actions)
+    return state, (*actions, StartSettling())
+
+
+def _settle_now(state: RequestState, now: Instant) -> Step:
+    """Time is up: abort what still runs, and take places back from replicas that never answered an abort."""
+    if state.phase is not Phase.SETTLING:
+        return state, ()
+    unanswered = state.in_phase(StagePhase.ABORTING)
+    state, aborts = _abort_live(state, "request ended")
+    actions: list[Action] = list(aborts)
+    for stage in unanswered:
+        record = state.stages[stage]
+        state = state.with_stage(stage, replace(record, phase=StagePhase.ABORTED, ended_at=now))
+        actions.append(ReleaseStage(stage, record.replica))
+    if state.settled:
+        return _done_if_settled(state, actions)
+    return state, (*actions, StartSettling())
+
+
+def _done_if_settled(state: RequestState, actions: list[Action]) -> Step:
+    if state.phase is Phase.SETTLING and state.settled:
+        return replace(state, phase=Phase.DONE), (*actions, Forget())
+    return state, tuple(actions)
+
+
+def _where_it_hung(state: RequestState, seconds: float) -> str:
+    """Which stages had not ended: the message of a deadline must say what to look at (R5)."""
+    waiting = [f"{n} on replica {r.replica} ({r.phase.value})" for n, r in state.stages.items() if r.phase in LIVE]
+    detail = f"still running: {', '.join(waiting)}" if waiting else "still queued: every replica is busy"
+    return f"the request did not end within {seconds:g} s; {detail}"

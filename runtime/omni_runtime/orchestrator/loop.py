@@ -1,0 +1,550 @@
+"""The orchestrator: sockets and clocks around the pure core. One asyncio loop, event-driven, no polling per request.
+
+A ROUTER with CURVE takes the replicas' messages; each becomes an event of one request's state machine, and the actions
+that follow are carried out here. A slow tick sends signs of life and notices silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from omni_runtime.deploy.plan import ResolvedPlan
+from omni_runtime.errors import OmniError, StageUnavailable, by_code
+from omni_runtime.logs import get_logger
+from omni_runtime.orchestrator.admission import (
+    AdmissionRules,
+    check_queue,
+    missing_stages,
+    plan_admissions,
+    unavailable,
+)
+from omni_runtime.orchestrator.advance import advance
+from omni_runtime.orchestrator.calls import Call, RequestHandle
+from omni_runtime.orchestrator.observer import Observer, SilentObserver
+from omni_runtime.orchestrator.pool import LivenessRules, LostReplica, Policy, Replica, StagePool, least_loaded
+from omni_runtime.orchestrator.registration import refusal_of
+from omni_runtime.orchestrator.state import (
+    AbortStage,
+    Action,
+    AudioPiece,
+    Bound,
+    Cancelled,
+    CancelRequested,
+    CodesPiece,
+    Complete,
+    DeadlinePassed,
+    Emit,
+    EmitStageEnd,
+    Event,
+    Fail,
+    Forget,
+    Phase,
+    PieceArrived,
+    Rejected,
+    ReleaseStage,
+    ReplicaGone,
+    ReplicaId,
+    RequestId,
+    RequestState,
+    SettleExpired,
+    StageAborted,
+    StageFailed,
+    StageFinished,
+    StageName,
+    StageStarted,
+    StageUsage,
+    StartSettling,
+    SubmitStage,
+    TextPiece,
+    build_request_spec,
+)
+from omni_runtime.orchestrator.status import Counts, OrchestratorStatus, observe_status
+from omni_runtime.protocol import control
+from omni_runtime.protocol.channels import Channels, bound_port
+
+log = get_logger(__name__)
+
+SETTLE_SECONDS = 10.0  # for stages to confirm an abort or an end
+BURST = 64  # messages handled before other tasks get their turn
+TTFP_WINDOW = 256
+REFUSAL_LOG_SECONDS = 30.0  # a replica of another revision tries again and again
+
+
+@dataclass(slots=True, eq=False)
+class _Active:
+    """One request in the loop: its state, its client, its timers."""
+
+    call: Call
+    state: RequestState
+    handle: RequestHandle
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    first_audio: bool = False
+
+
+class Orchestrator:
+    """Runs the requests of one pipeline. Use as an async context manager."""
+
+    def __init__(
+        self,
+        plan: ResolvedPlan,
+        channels: Channels,
+        *,
+        endpoint: str,
+        liveness: LivenessRules | None = None,
+        admission: AdmissionRules | None = None,
+        policy: Policy = least_loaded,
+        observer: Observer | None = None,
+        settle_seconds: float = SETTLE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.plan = plan
+        self.id = uuid.uuid4().hex
+        self._channels = channels
+        self._endpoint = endpoint
+        self._liveness = liveness or LivenessRules()
+        self._admission = admission or AdmissionRules(max_queue=plan.entry.max_queue)
+        self._observer: Observer = observer or SilentObserver()
+        self._settle_seconds = settle_seconds
+        self._clock = clock
+        self._pools = {s.name: StagePool(s.name, self._liveness, policy) for s in plan.stages}
+        self._peers: dict[bytes, tuple[StageName, ReplicaId]] = {}
+        self._active: dict[RequestId, _Active] = {}
+        self._queue: dict[RequestId, None] = {}  # ordered set of queued requests
+        self._waiting_by_stage: dict[StageName, int] = {}
+        self._ttfp: deque[float] = deque(maxlen=TTFP_WINDOW)
+        self._recent_seconds = 1.0
+        self._refusals: dict[str, float] = {}
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._router: zmq.asyncio.Socket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # --- life
+
+    async def __aenter__(self) -> Orchestrator:
+        self._router = self._channels.serve(zmq.ROUTER, self._endpoint)
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._tick())]
+        log.info("orchestrator.listening", endpoint=self._endpoint, port=self.port, revision=self.plan.revision)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for request in tuple(self._active):
+            self._dispatch(request, Rejected(StageUnavailable("the entry is shutting down")))
+            self._dispatch(request, CancelRequested("the entry is shutting down"))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for active in self._active.values():
+            for timer in active.timers:
+                timer.cancel()
+        if self._router is not None:
+            self._channels.release(self._router)
+            self._router = None
+
+    @property
+    def port(self) -> int:
+        assert self._router is not None
+        return bound_port(self._router)
+
+    @property
+    def failed(self) -> str | None:
+        """Why the loop ended, if it did: the process is useless then and /livez says so."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                return repr(task.exception())
+        return None
+
+    async def drain(self, seconds: float) -> int:
+        """Take nothing new, let running requests end for at most `seconds`. Returns how many were left."""
+        self._draining = True
+        for request in tuple(self._queue):
+            self._dispatch(request, Rejected(StageUnavailable("the entry is shutting down; ask again")))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        return len(self._active)
+
+    # --- clients
+
+    def submit(self, call: Call) -> RequestHandle:
+        """Queue a request; it starts when every stage it needs has a place.
+
+        Raises Overloaded (429) when the queue is full, StageUnavailable (503) while draining, KeyError for a modality
+        that the pipeline does not emit.
+        """
+        if self._draining:
+            raise StageUnavailable("the entry is shutting down; ask again")
+        overloaded = check_queue(len(self._queue), self._admission, self._recent_seconds)
+        if overloaded is not None:
+            raise overloaded
+        now = self._clock()
+        request = RequestId(uuid.uuid4().hex)
+        spec = build_request_spec(self.plan, request, call.modalities, code_edges=call.emit_codes)
+        handle = RequestHandle(request, now, _cancel=lambda r, why: self._dispatch(r, CancelRequested(why)))
+        active = _Active(call, RequestState(spec, queued_at=now), handle)
+        self._active[request] = active
+        self._queue[request] = None
+        self._idle.clear()
+        self._after(active, call.deadline_seconds, DeadlinePassed(call.deadline_seconds))
+        self._admit()
+        return handle
+
+    def status(self) -> OrchestratorStatus:
+        counts = Counts(len(self._active) - len(self._queue), len(self._queue), self._waiting_by_stage, self._draining)
+        return observe_status(self.plan, self._pools, counts, self._ttfp_p95_ms(), self._clock())
+
+    def _ttfp_p95_ms(self) -> float | None:
+        if not self._ttfp:
+            return None
+        ordered = sorted(self._ttfp)
+        return round(1e3 * ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], 1)
+
+    # --- the state machine and its actions
+
+    def _dispatch(self, request: RequestId, event: Event) -> None:
+        active = self._active.get(request)
+        if active is None:  # late: the request ended and was forgotten (R4)
+            return
+        now = self._clock()
+        active.state, actions = advance(active.state, event, now)
+        for action in actions:
+            self._carry_out(active, action, now)
+        if any(isinstance(a, ReleaseStage | Forget) for a in actions):
+            self._admit()
+
+    def _carry_out(self, active: _Active, action: Action, now: float) -> None:
+        match action:
+            case SubmitStage(stage, replica):
+                self._send_to(stage, replica, self._build_submit(active, stage))
+            case AbortStage(stage, replica, reason):
+                self._send_to(stage, replica, control.Abort(active.state.spec.request, reason))
+            case ReleaseStage(stage, replica):
+                self._pools[stage].release(active.state.spec.request, replica)
+            case Emit(stage, piece):
+                if isinstance(piece, AudioPiece):
+                    self._note_audio(active, stage, piece, now)
+                active.handle.put(action)
+            case EmitStageEnd(stage, _, usage):
+                self._observer.stage_ended(stage, active.state.stages[stage], usage)
+                active.handle.put(action)
+            case Complete():
+                self._end(active, action, "success", "stop", now)
+            case Fail(error):
+                self._end(active, action, "failed", error.code, now)
+            case Cancelled(reason):
+                self._end(active, action, "failed", reason, now)
+            case StartSettling():
+                self._after(active, self._settle_seconds, SettleExpired())
+            case Forget():
+                for timer in active.timers:
+                    timer.cancel()
+                del self._active[active.state.spec.request]
+                self._note_queue()
+                if not self._active:
+                    self._idle.set()
+
+    def _end(
+        self, active: _Active, terminal: Complete | Fail | Cancelled, outcome: str, reason: str, now: float
+    ) -> None:
+        state = active.state
+        self._queue.pop(state.spec.request, None)
+        seconds = now - state.queued_at
+        if outcome == "success":
+            self._recent_seconds += 0.2 * (seconds - self._recent_seconds)
+        self._observer.request_ended(state, outcome, reason, now)
+        fields = {"request": state.spec.request, "client_request": active.call.label, "seconds": round(seconds, 3)}
+        if isinstance(terminal, Fail):
+            log.warning("request.failed", code=terminal.error.code, error=str(terminal.error), **fields)
+        else:
+            log.info("request.ended", outcome=outcome, reason=reason, **fields)
+        active.handle.put(terminal)
+
+    def _note_audio(self, active: _Active, stage: StageName, piece: AudioPiece, now: float) -> None:
+        if not active.first_audio and piece.pcm:  # TTFP is the first chunk, never the last (T32)
+            active.first_audio = True
+            self._ttfp.append(now - active.state.queued_at)
+        self._observer.audio_piece(active.state, stage, piece, now)
+
+    def _after(self, active: _Active, seconds: float, event: Event) -> None:
+        loop = asyncio.get_running_loop()
+        active.timers.append(loop.call_later(seconds, self._dispatch, active.state.spec.request, event))
+
+    # --- admission
+
+    def _admit(self) -> None:
+        """Bind and start every queued request that can start now."""
+        if self._queue:
+            now = self._clock()
+            free = {name: sum(r.free for r in pool.candidates(now)) for name, pool in self._pools.items()}
+            specs = (self._active[r].state.spec for r in self._queue)
+            admitted, waiting = plan_admissions(specs, free)
+            self._waiting_by_stage = dict(waiting)
+            for request in admitted:
+                self._start(request, now)
+        else:
+            self._waiting_by_stage = {}
+        self._note_queue()
+
+    def _start(self, request: RequestId, now: float) -> None:
+        active = self._active[request]
+        bindings: list[tuple[StageName, ReplicaId]] = []
+        for stage in active.state.spec.stages:
+            replica = self._pools[stage].bind(request, now)
+            if replica is None:  # cannot happen while plan_admissions counts places; give back and wait
+                for name, bound in bindings:
+                    self._pools[name].release(request, bound)
+                return
+            bindings.append((stage, replica.id))
+        del self._queue[request]
+        active.handle.replicas.update(bindings)
+        self._dispatch(request, Bound(tuple(bindings)))
+
+    def _build_submit(self, active: _Active, stage: StageName) -> control.Submit:
+        state, call = active.state, active.call
+        edges = [e for e in self.plan.edges if e.source in state.stages and e.to in state.stages]
+        producers = []
+        for edge in edges:
+            if edge.to == stage:
+                replica = self._pools[edge.source].get(state.stages[edge.source].replica)
+                assert replica is not None
+                hello = replica.hello
+                producers.append(
+                    control.Producer(
+                        edge.name, edge.source, hello.replica, hello.data_endpoint, hello.shared_memory_domain
+                    )
+                )
+        return control.Submit(
+            request=state.spec.request,
+            params=call.params.as_map(),
+            inputs=call.inputs if stage == self.plan.stages[0].name else {},
+            producers=tuple(producers),
+            deadline_seconds=max(0.1, call.deadline_seconds - (self._clock() - state.queued_at)),
+            emit_codes=call.emit_codes,
+            consumers=tuple(e.name for e in edges if e.source == stage),
+        )
+
+    def _note_queue(self) -> None:
+        running = sum(a.state.phase is Phase.RUNNING for a in self._active.values())
+        self._observer.queue_changed(running, len(self._queue), self._waiting_by_stage)
+
+    # --- replicas
+
+    async def _receive(self) -> None:
+        assert self._router is not None
+        handled = 0
+        while True:
+            frames = await self._router.recv_multipart()
+            try:
+                self._take(frames)
+            except Exception:  # one replica's message must not end the service of all others
+                log.exception("orchestrator.message_failed")
+            handled += 1
+            if handled % BURST == 0:
+                await asyncio.sleep(0)
+
+    def _take(self, frames: list[bytes]) -> None:
+        peer = frames[0]
+        try:
+            message = control.decode_stage_message(frames[-1])
+        except msgspec.DecodeError as error:
+            log.warning("orchestrator.undecodable", error=str(error), bytes=len(frames[-1]))
+            self._send(peer, control.Refused(f"message cannot be decoded: {error}; use images of one release"))
+            return
+        self._observer.message_received(type(message).__name__)
+        if isinstance(message, control.Hello):
+            self._welcome(peer, message)
+            return
+        member = self._peers.get(peer)
+        if member is None or self._pools[member[0]].get(member[1]) is None:
+            self._send(peer, control.Refused("not registered; say hello first"))
+            return
+        self._from_replica(member[0], member[1], message)
+
+    def _welcome(self, peer: bytes, hello: control.Hello) -> None:
+        reason = refusal_of(hello, self.plan)
+        now = self._clock()
+        if reason is not None:
+            key = f"{hello.stage}/{hello.replica}"
+            if now - self._refusals.get(key, -REFUSAL_LOG_SECONDS) >= REFUSAL_LOG_SECONDS:
+                self._refusals = {k: t for k, t in self._refusals.items() if now - t < REFUSAL_LOG_SECONDS}
+                self._refusals[key] = now
+                log.warning("replica.refused", stage=hello.stage, replica=hello.replica, reason=reason)
+            self._observer.replica_refused(hello.stage if hello.stage in self._pools else "unknown")
+            self._send(peer, control.Refused(reason))
+            return
+        pool = self._pools[hello.stage]
+        known = pool.get(hello.replica)
+        lost = pool.join(hello, peer, now)
+        if known is not None and known.peer != peer:
+            self._peers.pop(known.peer, None)
+        self._peers[peer] = (hello.stage, hello.replica)
+        if known is None or lost is not None:
+            log.info("replica.joined", stage=hello.stage, replica=hello.replica, capacity=hello.capacity)
+        self._send(peer, control.Welcome(self.id, self._liveness.heartbeat_seconds))
+        if lost is not None:
+            self._fail_lost(lost)
+        self._note_replicas(hello.stage)
+        self._admit()
+
+    def _from_replica(self, stage: StageName, replica: ReplicaId, message: control.StageMessage) -> None:
+        now = self._clock()
+        pool = self._pools[stage]
+        if isinstance(message, control.Heartbeat):
+            before = len(pool.live(now))
+            pool.heartbeat(replica, message, now)
+            self._reconcile(stage, replica, message, now)
+            if len(pool.live(now)) != before:
+                self._note_replicas(stage)
+                self._admit()
+            return
+        pool.heard(replica, now)
+        if isinstance(message, control.Leaving):
+            log.info("replica.leaving", stage=stage, replica=replica, reason=message.reason)
+            pool.leave(replica)
+            self._note_replicas(stage)
+            return
+        if isinstance(message, control.Hello):
+            return
+        self._dispatch(RequestId(message.request), _event_of(stage, replica, message))
+
+    def _reconcile(self, stage: StageName, replica: ReplicaId, beat: control.Heartbeat, now: float) -> None:
+        """Requests that only one side knows of: the replica drops ours that ended, we fail those that it lost."""
+        if beat.requests is None:
+            return
+        held = set(beat.requests)
+        for request in held:
+            active = self._active.get(RequestId(request))
+            if active is None or active.state.stages.get(stage) is None:
+                self._send_to(stage, replica, control.Abort(request, "unknown to this orchestrator"))
+        member = self._pools[stage].get(replica)
+        assert member is not None
+        # A message may be on its way in either direction: only what is older than two beats counts as lost.
+        settled = now - 2 * self._liveness.heartbeat_seconds
+        for request, since in tuple(member.bound.items()):
+            if request not in held and since < settled:
+                self._dispatch(request, ReplicaGone(stage, replica, "no longer knows the request"))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._liveness.heartbeat_seconds)
+            now = self._clock()
+            for stage, pool in self._pools.items():
+                for replica in tuple(pool.members):
+                    self._send_to(stage, replica.id, control.Ping())
+                for lost in pool.expire(now):
+                    self._fail_lost(lost)
+                self._note_replicas(stage)
+            self._peers = {p: m for p, m in self._peers.items() if self._knows(p, m)}
+            self._reject_unservable(now)
+            self._admit()
+
+    def _knows(self, peer: bytes, member: tuple[StageName, ReplicaId]) -> bool:
+        replica = self._pools[member[0]].get(member[1])
+        return replica is not None and replica.peer == peer
+
+    def _reject_unservable(self, now: float) -> None:
+        for request in tuple(self._queue):
+            state = self._active[request].state
+            waited = now - state.queued_at
+            if waited < self._admission.unavailable_grace_seconds:
+                continue
+            missing = missing_stages(state.spec.stages, lambda s: len(self._pools[s].live(now)))
+            if missing:
+                self._dispatch(request, Rejected(unavailable(self.plan.pipeline, missing, waited)))
+
+    def _fail_lost(self, lost: LostReplica) -> None:
+        """Only the requests that were bound to it fail; others go on."""
+        level = log.warning if lost.requests else log.info
+        level("replica.lost", stage=lost.stage, replica=lost.replica, reason=lost.reason, requests=len(lost.requests))
+        self._observer.replica_lost(lost.stage)
+        for request in lost.requests:
+            self._dispatch(request, ReplicaGone(lost.stage, lost.replica, lost.reason))
+
+    def _note_replicas(self, stage: StageName) -> None:
+        pool = self._pools[stage]
+        self._observer.replicas_changed(stage, len(pool.live(self._clock())), len(tuple(pool.members)))
+
+    # --- sending
+
+    def _send_to(self, stage: StageName, replica: ReplicaId, message: control.OrchestratorMessage) -> None:
+        member = self._pools[stage].get(replica)
+        if member is not None and not self._send(member.peer, message):
+            self._unreachable(stage, member)
+
+    def _unreachable(self, stage: StageName, member: Replica) -> None:
+        if member.unreachable_since is None:
+            log.info("replica.unreachable", stage=stage, replica=member.id)
+        self._pools[stage].unreachable(member.id, self._clock())
+
+    def _send(self, peer: bytes, message: control.OrchestratorMessage) -> bool:
+        """Hand one message to the socket; False: the peer's connection is closed."""
+        assert self._router is not None
+        future = self._router.send_multipart([peer, control.encode(message)])
+        assert isinstance(future, asyncio.Future)
+        if not future.done():  # the socket never blocks (no high-water mark), so this is a closing context
+            future.cancel()
+            return False
+        error = future.exception()
+        if error is None:
+            return True
+        if isinstance(error, zmq.ZMQError) and error.errno == zmq.EHOSTUNREACH:
+            return False
+        raise error
+
+    def live_replicas(self, stage: StageName) -> Iterable[Replica]:
+        return self._pools[stage].live(self._clock())
+
+
+def _event_of(
+    stage: StageName,
+    replica: ReplicaId,
+    message: control.ClientText
+    | control.ClientAudio
+    | control.ClientCodes
+    | control.StageStarted
+    | control.StageFinished
+    | control.StageFailed
+    | control.Aborted,
+) -> Event:
+    match message:
+        case control.ClientText():
+            return PieceArrived(stage, replica, TextPiece(message.text, message.token_ids))
+        case control.ClientAudio():
+            return PieceArrived(stage, replica, AudioPiece(message.pcm, message.sample_rate, message.frames))
+        case control.ClientCodes():
+            return PieceArrived(stage, replica, CodesPiece(message.codes))
+        case control.StageStarted():
+            return StageStarted(stage, replica)
+        case control.StageFinished():
+            usage = StageUsage(
+                message.finish_reason,
+                message.prompt_tokens,
+                message.completion_tokens,
+                message.frames,
+                message.queue_seconds,
+                message.compute_seconds,
+                message.transfer_seconds,
+            )
+            return StageFinished(stage, replica, usage)
+        case control.StageFailed():
+            return StageFailed(stage, replica, _error_of(stage, message))
+        case control.Aborted():
+            return StageAborted(stage, replica)
+
+
+def _error_of(stage: StageName, failure: control.StageFailed) -> OmniError:
+    error = by_code(failure.code)
+    try:
+        return error(f"stage {stage}: {failure.message}")
+    except TypeError:  # an error class with fields of its own
+        return OmniError(f"stage {stage}: {failure.code}: {failure.message}")

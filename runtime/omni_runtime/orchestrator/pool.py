@@ -1,0 +1,201 @@
+"""StagePool: the replicas of one stage. Who is in, who may get work, who is bound to what. No I/O; time is a parameter.
+
+A replica joins by Hello, lives by heartbeats, is suspect when it is silent (no new work), and lost after a longer
+silence (its requests fail, others go on). A lost replica that speaks again is used again (R35). A binding is sticky:
+one replica per request and stage, from submit to end (T70).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from omni_runtime.orchestrator.state import Instant, ReplicaId, RequestId, StageName
+from omni_runtime.protocol.control import Heartbeat, Hello, StageLoad
+
+
+class ReplicaState(StrEnum):
+    LIVE = "Live"
+    SUSPECT = "Suspect"  # silent or unhealthy: keeps its requests, gets none
+    DRAINING = "Draining"  # said Leaving: keeps its requests, gets none
+
+
+@dataclass(slots=True)
+class Replica:
+    hello: Hello
+    peer: bytes  # routing id of its connection
+    joined_at: Instant
+    last_seen: Instant
+    draining: bool = False
+    unreachable_since: Instant | None = None  # its connection is closed
+    unhealthy: str = ""
+    load: StageLoad = field(default_factory=StageLoad)
+    bound: dict[RequestId, Instant] = field(default_factory=dict)  # request -> since when
+    served: int = 0
+
+    @property
+    def id(self) -> ReplicaId:
+        return self.hello.replica
+
+    @property
+    def free(self) -> int:
+        return self.hello.capacity - len(self.bound)
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessRules:
+    heartbeat_seconds: float = 1.0
+    suspect_seconds: float = 3.0  # of silence
+    lost_seconds: float = 12.0  # of silence: a busy host may stall a healthy process for seconds
+    unreachable_seconds: float = 2.0  # of a closed connection: a dead process, or one that has not dialled again
+
+    def state_of(self, replica: Replica, now: Instant) -> ReplicaState:
+        if replica.draining:
+            return ReplicaState.DRAINING
+        silent = now - replica.last_seen > self.suspect_seconds
+        if silent or replica.unreachable_since is not None or replica.unhealthy:
+            return ReplicaState.SUSPECT
+        return ReplicaState.LIVE
+
+    def loss_reason(self, replica: Replica, now: Instant) -> str | None:
+        if replica.unreachable_since is not None and now - replica.unreachable_since >= self.unreachable_seconds:
+            return "closed its connection and did not come back"
+        if now - replica.last_seen >= self.lost_seconds:
+            return f"sent no heartbeat for {self.lost_seconds:g} s"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class LostReplica:
+    stage: StageName
+    replica: ReplicaId
+    reason: str
+    requests: tuple[RequestId, ...]
+
+
+Policy = Callable[[tuple[Replica, ...], int], Replica]
+
+
+def least_loaded(candidates: tuple[Replica, ...], turn: int) -> Replica:
+    """The replica with the most free places relative to its size; ties go round."""
+    start = turn % len(candidates)
+    rotated = candidates[start:] + candidates[:start]
+    return min(rotated, key=lambda r: (len(r.bound) / r.hello.capacity, r.load.waiting))
+
+
+def round_robin(candidates: tuple[Replica, ...], turn: int) -> Replica:
+    return candidates[turn % len(candidates)]
+
+
+POLICIES: dict[str, Policy] = {"least-loaded": least_loaded, "round-robin": round_robin}
+
+
+class StagePool:
+    """Replicas and bindings of one stage."""
+
+    def __init__(self, stage: StageName, rules: LivenessRules, policy: Policy = least_loaded) -> None:
+        self.stage = stage
+        self._rules = rules
+        self._policy = policy
+        self._replicas: dict[ReplicaId, Replica] = {}
+        self._turn = 0
+
+    # --- membership
+
+    def join(self, hello: Hello, peer: bytes, now: Instant) -> LostReplica | None:
+        """Admit a replica, or refresh it when it says hello again.
+
+        The same process on a new connection keeps its requests; a new process under an old id (a restarted
+        container keeps its pod's uid) has none of them, so they are returned as lost.
+        """
+        old = self._replicas.get(hello.replica)
+        lost = None
+        if old is not None:
+            same_process = old.peer == peer or (hello.incarnation and hello.incarnation == old.hello.incarnation)
+            if same_process and hello.incarnation == old.hello.incarnation:
+                old.hello, old.peer, old.last_seen, old.unreachable_since = hello, peer, now, None
+                return None
+            lost = self._remove(old, "was restarted")
+        self._replicas[hello.replica] = Replica(hello, peer, joined_at=now, last_seen=now)
+        return lost
+
+    def heartbeat(self, replica: ReplicaId, beat: Heartbeat, now: Instant) -> None:
+        member = self._replicas.get(replica)
+        if member is None:
+            return
+        member.last_seen, member.unreachable_since, member.load = now, None, beat.load
+        member.unhealthy = "" if beat.healthy else (beat.detail or "unhealthy")
+
+    def heard(self, replica: ReplicaId, now: Instant) -> None:
+        member = self._replicas.get(replica)
+        if member is not None:
+            member.last_seen, member.unreachable_since = now, None
+
+    def unreachable(self, replica: ReplicaId, now: Instant) -> None:
+        """Its connection is closed; work it already has may still end if it dials again in time."""
+        member = self._replicas.get(replica)
+        if member is not None and member.unreachable_since is None:
+            member.unreachable_since = now
+
+    def leave(self, replica: ReplicaId) -> None:
+        """Drain: nothing new; what is bound goes on (T44)."""
+        member = self._replicas.get(replica)
+        if member is not None:
+            member.draining = True
+
+    def expire(self, now: Instant) -> tuple[LostReplica, ...]:
+        """Remove who was silent for too long. A draining replica that left with nothing bound is no loss."""
+        lost = []
+        for member in tuple(self._replicas.values()):
+            reason = self._rules.loss_reason(member, now)
+            if reason is not None:
+                lost.append(self._remove(member, reason))
+        return tuple(lost)
+
+    def _remove(self, member: Replica, reason: str) -> LostReplica:
+        del self._replicas[member.id]
+        return LostReplica(self.stage, member.id, reason, tuple(member.bound))
+
+    # --- binding
+
+    def candidates(self, now: Instant) -> tuple[Replica, ...]:
+        """Replicas that may get one more request."""
+        return tuple(r for r in self.live(now) if r.free > 0)
+
+    def choose(self, now: Instant) -> Replica | None:
+        """Where the next request would go; changes nothing."""
+        candidates = self.candidates(now)
+        return self._policy(candidates, self._turn) if candidates else None
+
+    def bind(self, request: RequestId, now: Instant) -> Replica | None:
+        """Bind a request to one replica, the same one every time it is asked (T70). None: no free place."""
+        for member in self._replicas.values():
+            if request in member.bound:
+                return member
+        chosen = self.choose(now)
+        if chosen is not None:
+            chosen.bound[request] = now
+            chosen.served += 1
+            self._turn += 1
+        return chosen
+
+    def release(self, request: RequestId, replica: ReplicaId) -> None:
+        member = self._replicas.get(replica)
+        if member is not None:
+            member.bound.pop(request, None)
+
+    # --- views
+
+    def live(self, now: Instant) -> tuple[Replica, ...]:
+        return tuple(r for r in self._replicas.values() if self._rules.state_of(r, now) is ReplicaState.LIVE)
+
+    def state_of(self, member: Replica, now: Instant) -> ReplicaState:
+        return self._rules.state_of(member, now)
+
+    def get(self, replica: ReplicaId) -> Replica | None:
+        return self._replicas.get(replica)
+
+    @property
+    def members(self) -> Iterable[Replica]:
+        return self._replicas.values()

@@ -1,0 +1,306 @@
+"""The values of a request's life: its state, the events that reach it, the actions that follow. No I/O, no clock.
+
+Instants are seconds of a monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import NewType
+
+from omni_runtime.deploy.plan import ResolvedPlan
+from omni_runtime.errors import OmniError
+from omni_runtime.topology.types import Modality
+
+RequestId = NewType("RequestId", str)  # ours (uuid4 hex), never the client's (R62)
+StageName = str
+ReplicaId = str
+Instant = float
+
+
+class Phase(StrEnum):
+    QUEUED = "Queued"  # admitted to the queue, bound to no replica yet
+    RUNNING = "Running"  # every stage that it needs has it
+    SETTLING = "Settling"  # the client has its end; some stages have not confirmed theirs
+    DONE = "Done"
+
+
+class StagePhase(StrEnum):
+    SUBMITTED = "Submitted"
+    STARTED = "Started"
+    FINISHED = "Finished"
+    FAILED = "Failed"
+    LOST = "Lost"
+    ABORTING = "Aborting"  # Abort sent, not confirmed
+    ABORTED = "Aborted"
+
+
+LIVE = frozenset({StagePhase.SUBMITTED, StagePhase.STARTED})
+UNSETTLED = LIVE | {StagePhase.ABORTING}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """What a request needs; fixed at admission.
+
+    stages: in topological order, only those that the modalities need (text-only never touches the talker).
+    emits: the client modalities of a stage, restricted to the requested ones.
+    final: the stages whose end completes the request (modality-set completion, not "the last stage").
+    """
+
+    request: RequestId
+    modalities: frozenset[Modality]
+    stages: tuple[StageName, ...]
+    emits: Mapping[StageName, frozenset[Modality]]
+    final: frozenset[StageName]
+
+
+def build_request_spec(
+    plan: ResolvedPlan, request: RequestId, modalities: frozenset[Modality], code_edges: bool = False
+) -> RequestSpec:
+    """Stages, outputs and completion set of a request. With `code_edges` the sources of codec edges must end too, so
+    that every code has arrived before the end. Raises KeyError for a modality that no stage emits.
+    """
+    stages = plan.stages_for(modalities)
+    emits = {s.name: modalities & frozenset(s.emits) for s in stages if modalities & frozenset(s.emits)}
+    missing = modalities - frozenset(m for ms in emits.values() for m in ms)
+    if missing or not modalities:
+        raise KeyError(f"no stage of {plan.pipeline} emits {sorted(missing)}")
+    final = set(emits)
+    if code_edges:
+        names = {s.name for s in stages}
+        final |= {e.source for e in plan.edges if e.payload == "codec_frames" and {e.source, e.to} <= names}
+    return RequestSpec(request, modalities, tuple(s.name for s in stages), MappingProxyType(emits), frozenset(final))
+
+
+@dataclass(frozen=True, slots=True)
+class StageRecord:
+    """One stage of one request: where it runs and how far it is. Times let queue, compute and transfer be told apart."""
+
+    replica: ReplicaId
+    phase: StagePhase
+    submitted_at: Instant
+    started_at: Instant | None = None
+    ended_at: Instant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestState:
+    spec: RequestSpec
+    queued_at: Instant
+    phase: Phase = Phase.QUEUED
+    stages: Mapping[StageName, StageRecord] = field(default_factory=lambda: MappingProxyType({}))
+    bound_at: Instant | None = None
+
+    def with_stage(self, name: StageName, record: StageRecord) -> RequestState:
+        return replace(self, stages=MappingProxyType({**self.stages, name: record}))
+
+    def in_phase(self, *phases: StagePhase) -> tuple[StageName, ...]:
+        return tuple(n for n, r in self.stages.items() if r.phase in phases)
+
+    @property
+    def settled(self) -> bool:
+        return all(r.phase not in UNSETTLED for r in self.stages.values())
+
+
+# --- what stages send to the client
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    text: str
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AudioPiece:
+    """float32 little-endian mono."""
+
+    pcm: bytes
+    sample_rate: int
+    frames: int
+
+    @property
+    def seconds(self) -> float:
+        return len(self.pcm) / 4 / self.sample_rate
+
+
+@dataclass(frozen=True, slots=True)
+class CodesPiece:
+    """frames x quantizers"""
+
+    codes: tuple[tuple[int, ...], ...]
+
+
+Piece = TextPiece | AudioPiece | CodesPiece
+
+
+@dataclass(frozen=True, slots=True)
+class StageUsage:
+    finish_reason: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    frames: int = 0
+    queue_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+
+
+# --- events
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The pool chose one replica for every stage of the request, all at once."""
+
+    bindings: tuple[tuple[StageName, ReplicaId], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageStarted:
+    stage: StageName
+    replica: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class PieceArrived:
+    stage: StageName
+    replica: ReplicaId
+    piece: Piece
+
+
+@dataclass(frozen=True, slots=True)
+class StageFinished:
+    stage: StageName
+    replica: ReplicaId
+    usage: StageUsage
+
+
+@dataclass(frozen=True, slots=True)
+class StageFailed:
+    stage: StageName
+    replica: ReplicaId
+    error: OmniError
+
+
+@dataclass(frozen=True, slots=True)
+class StageAborted:
+    stage: StageName
+    replica: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaGone:
+    """The replica is lost, or came back without this request."""
+
+    stage: StageName
+    replica: ReplicaId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Admission gives up while the request is still queued (no replica of a stage, shut-down)."""
+
+    error: OmniError
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SettleExpired:
+    """Stages had their time to confirm the end."""
+
+
+Event = (
+    Bound
+    | StageStarted
+    | PieceArrived
+    | StageFinished
+    | StageFailed
+    | StageAborted
+    | ReplicaGone
+    | Rejected
+    | CancelRequested
+    | DeadlinePassed
+    | SettleExpired
+)
+
+
+# --- actions
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitStage:
+    stage: StageName
+    replica: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class AbortStage:
+    stage: StageName
+    replica: ReplicaId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseStage:
+    """The replica has a free place again."""
+
+    stage: StageName
+    replica: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    stage: StageName
+    piece: Piece
+
+
+@dataclass(frozen=True, slots=True)
+class EmitStageEnd:
+    """A stage reached its end; `modalities` are now complete for the client."""
+
+    stage: StageName
+    modalities: frozenset[Modality]
+    usage: StageUsage
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    error: OmniError
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartSettling:
+    """Send SettleExpired after the settle time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Nothing of the request is left anywhere."""
+
+
+Terminal = Complete | Fail | Cancelled
+Action = SubmitStage | AbortStage | ReleaseStage | Emit | EmitStageEnd | Terminal | StartSettling | Forget
