@@ -21,7 +21,7 @@ SIDECAR_HTTP_PORT = 8089  # probes and /metrics of the connector sidecar
 
 PLAN_MOUNT_PATH = "/etc/omni/plan"  # the ConfigMap; the file is plan.json
 CURVE_MOUNT_PATH = "/etc/omni/curve"  # the Secret; files server.key, server.pub, client.key, client.pub (Z85 text)
-SHM_MOUNT_PATH = "/dev/shm"
+SHM_MOUNT_PATH = "/dev/shm"  # noqa: S108 - a memory volume of the pod, not a shared folder of the machine
 IPC_MOUNT_PATH = "/run/omni"  # emptyDir shared by sidecar and engines: unix sockets live here
 
 
@@ -74,8 +74,15 @@ class ReplicaBounds(msgspec.Struct, frozen=True):
     minimum: int
     maximum: int | None
 
+    @property
+    def initial(self) -> int:
+        """The count that a new stage pool starts with."""
+        return self.minimum if self.requested is None else self.requested
+
 
 class EdgePlan(msgspec.Struct, frozen=True):
+    """A tensor stream. Chunk sizes are in frames; all 0 where the producer decides how many rows a chunk has."""
+
     source: str
     to: str
     payload: PayloadContract

@@ -99,7 +99,8 @@ def _int(name: str, minimum: float = 1, maximum: float | None = None) -> ArgSpec
 
 
 _DTYPE = ArgSpec("dtype", ArgType.STR, choices=("auto", "float32", "bfloat16", "float16"))
-_COMMON = (_DTYPE, _int("seed", 0), _int("threads", 1, 1024))
+# Every stage worker reads these, whatever its engine.
+_WORKER = (_int("seed", 0), _int("threads", 1, 1024), ArgSpec("chunk_deadline_s", ArgType.FLOAT, 0, 86_400))
 
 _NOT_HERE = (
     ("tensor_parallel_size", "set stages[].parallelism.tensor"),
@@ -138,9 +139,8 @@ _VLLM_REFUSED = (
 )
 
 _VLLM_ARGS = (
+    *_WORKER,
     _DTYPE,
-    _int("seed", 0),
-    _int("threads", 1, 1024),
     _int("max_model_len", 16),
     _int("max_num_batched_tokens", 16),
     _int("kv_cache_memory_bytes", 1 << 20),
@@ -186,7 +186,8 @@ ENGINES = MappingProxyType(
                 emits=(),
                 parallel=False,
                 args=(
-                    *_COMMON,
+                    *_WORKER,
+                    _DTYPE,
                     _int("max_frames", 1, 65_536),
                     _int("max_prefill_rows", 1, 1 << 20),
                     ArgSpec("experts_implementation", ArgType.STR, choices=("eager", "grouped_mm", "batched_mm")),
@@ -199,7 +200,7 @@ ENGINES = MappingProxyType(
                 produces=(),
                 emits=(Modality.AUDIO,),
                 parallel=False,
-                args=_COMMON,
+                args=(*_WORKER, _DTYPE),
                 refused=_NOT_HERE,
             ),
             EngineSpec(
@@ -209,8 +210,7 @@ ENGINES = MappingProxyType(
                 emits=(),
                 parallel=False,
                 args=(
-                    _int("seed", 0),
-                    _int("threads", 1, 1024),
+                    *_WORKER,
                     ArgSpec("voice", ArgType.STR),
                     ArgSpec("speed", ArgType.FLOAT, 0.25, 4.0),
                 ),
@@ -222,7 +222,7 @@ ENGINES = MappingProxyType(
                 produces=(),
                 emits=(Modality.AUDIO,),
                 parallel=False,
-                args=(_int("seed", 0), _int("threads", 1, 1024)),
+                args=_WORKER,
                 refused=_NOT_HERE,
             ),
         )
