@@ -25,6 +25,11 @@ DNS_SUBDOMAIN = rf"^{_LABEL}(\.{_LABEL})*$"
 IDENTIFIER = r"^[a-z][a-z0-9_]*$"
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 PRINTABLE = r"^[!-~]+$"
+LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
+_THOUSANDTHS = r"0\.([1-9][0-9]{0,2}|0[1-9][0-9]?|00[1-9])"  # 0.001 to 0.999
+FRACTION = rf"^(1(\.0{{1,3}})?|{_THOUSANDTHS})$"
+DECIMAL = rf"^([1-9][0-9]{{0,3}}(\.[0-9]{{1,3}})?|{_THOUSANDTHS})$"
 
 # A stage or group name becomes a label value and part of child names: a DNS label, and short.
 StageName = Annotated[str, Field(min_length=1, max_length=40, pattern=DNS_LABEL)]
@@ -35,29 +40,13 @@ DeviceClassName = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_
 Identifier = Annotated[str, Field(min_length=1, max_length=63, pattern=IDENTIFIER)]
 ImageName = Annotated[str, Field(min_length=1, max_length=512, pattern=PRINTABLE)]
 # A label value: a node selector with any other value could match no node.
-LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
+LabelValue = Annotated[str, Field(max_length=63, pattern=LABEL_VALUE)]
 # A Kubernetes quantity ("500m", "16Gi"). Strings, because floats do not survive a round trip through JSON patches.
-Quantity = Annotated[
-    str, Field(min_length=1, max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$")
-]
+Quantity = Annotated[str, Field(min_length=1, max_length=32, pattern=QUANTITY)]
 # A fraction in (0, 1] with at most three decimals, as a string.
-Fraction = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=5,
-        pattern=r"^(1(\.0{1,3})?|0\.([1-9][0-9]{0,2}|0[1-9][0-9]?|00[1-9]))$",
-    ),
-]
+Fraction = Annotated[str, Field(min_length=1, max_length=5, pattern=FRACTION)]
 # A positive decimal such as a real-time factor, as a string.
-PositiveDecimal = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=8,
-        pattern=r"^([1-9][0-9]{0,3}(\.[0-9]{1,3})?|0\.([1-9][0-9]{0,2}|0[1-9][0-9]?|00[1-9]))$",
-    ),
-]
+PositiveDecimal = Annotated[str, Field(min_length=1, max_length=8, pattern=DECIMAL)]
 Replicas = Annotated[int, Field(ge=0, le=1000)]
 PositiveReplicas = Annotated[int, Field(ge=1, le=1000)]
 Count = Annotated[int, Field(ge=0, le=1_000_000)]

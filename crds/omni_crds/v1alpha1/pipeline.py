@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from omni_crds.v1alpha1.base import (
+    PRINTABLE,
     Count,
     DeviceClassName,
     DeviceText,
@@ -56,9 +57,9 @@ class ModelSpec(OmniModel):
     uri: Annotated[str, Field(min_length=1, max_length=1024, pattern=MODEL_URI)]
     """hf://ORG/NAME (model hub), pvc://CLAIM/PATH (volume), file:///PATH (in the image or on the machine) or
     packaged://NAME (shipped in the image)."""
-    revision: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")] | None = None
+    revision: Annotated[str, Field(min_length=1, max_length=128, pattern=PRINTABLE)] | None = None
     """Branch, tag or commit on the model hub. Without it: the hub's default branch."""
-    served_name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[!-~]+$")] | None = None
+    served_name: Annotated[str, Field(min_length=1, max_length=253, pattern=PRINTABLE)] | None = None
     """The model name that clients send. Without it: the name of the pipeline."""
 
 
