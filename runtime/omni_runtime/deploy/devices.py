@@ -57,20 +57,16 @@ def _device_class(
 ) -> DeviceClass | None:
     classes = {c.name: c for c in profile.spec.device_classes}
     profile_name = profile.metadata.name
-    only = next(iter(classes)) if len(classes) == 1 else None
     name = origins.pick(
         f"stages.{node.name}.accelerator.class",
         [
             (PIPELINE, accelerator.class_name if accelerator else None),
-            (profile_origin(profile_name), profile.spec.default_device_class or only),
+            (profile_origin(profile_name), profile.spec.default_device_class or next(iter(classes), None)),
         ],
         "",
     )
     path = f"{node.path}.accelerator.class"
-    if not name:
-        problem = f"runtime profile {profile_name!r} has several device classes and no default"
-        bad.add(path, "", problem, f"name one of {', '.join(sorted(classes))}")
-    elif name not in classes and accelerator is None:
+    if name not in classes and accelerator is None:
         problem = f"the default device class of runtime profile {profile_name!r} is not among its device classes"
         bad.add(path, name, problem, f"correct the profile's defaultDeviceClass, or use {one_of(name, classes)}")
     elif name not in classes:

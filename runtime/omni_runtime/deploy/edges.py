@@ -29,6 +29,7 @@ ROW_BYTES = {
 _PHRASE_ROWS = 64 << 10  # bytes of text in one message
 _WHOLE_AUDIO_FRAMES = 4096  # what a talker makes at most for one request
 _DEFAULT_POSITIONS = 32_768
+_EVERYWHERE = (ConnectorType.SHARED_MEMORY, ConnectorType.TCP)  # what a profile has that lists no connectors
 
 
 def resolve_edge(
@@ -152,8 +153,8 @@ def _connector(
         bad.add(path, chosen.value, "this version has no Mooncake connector", "use Auto, SharedMemory or TCP")
     else:
         for stage in (source, to):
-            offered = profiles[stage.profile].spec.connectors
-            if offered and ConnectorType.AUTO not in offered and chosen not in offered:
+            offered = profiles[stage.profile].spec.connectors or _EVERYWHERE
+            if chosen not in offered:
                 names = ", ".join(c.value for c in offered)
                 problem = f"runtime profile {stage.profile!r} of stage {stage.name} offers only {names}"
                 bad.add(path, chosen.value, problem, f"use {names}, or another runtime profile")

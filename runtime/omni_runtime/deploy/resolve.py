@@ -125,16 +125,13 @@ def _stages(
     for node in structure.stages:
         name = _profile_name(spec, node.spec, default_profile)
         if name is None:
-            fix = "name the profile of the stages' devices"
-            bad.add(
-                "spec.runtimeProfile", "", f"stage {node.name} has no runtime profile, and there is no default", fix
-            )
+            fix = f"name {one_of('', profiles)}" if profiles else "create an OmniRuntimeProfile, and name it"
+            bad.add("spec.runtimeProfile", "", "a stage has no runtime profile, and there is no default", fix)
             continue
         if name not in usable:
             continue
-        origins.note(
-            f"stages.{node.name}.profile", PIPELINE if name != default_profile or spec.runtime_profile else "default"
-        )
+        named = _profile_name(spec, node.spec, None) is not None
+        origins.note(f"stages.{node.name}.profile", PIPELINE if named else "default")
         plan = resolve_stage(
             node,
             usable[name],

@@ -181,9 +181,9 @@ def _edge_node(
 ) -> EdgeNode | None:
     """The edge with its payload contract, or None after a complaint."""
     edge, path, arrow = asked.spec, asked.path, " -> ".join(asked.ends)
+    wanted = PayloadContract(edge.payload) if edge and edge.payload else None
     template = next((t for t in topology.edges if (t.source, t.to) == asked.ends), None)
     if template is not None:
-        wanted = getattr(edge, "payload", None)
         if wanted is not None and wanted != template.payload:
             bad.add(f"{path}.payload", wanted, f"topology {topology.name} sends {template.payload}", "remove the field")
         return EdgeNode(template, edge, path)
@@ -202,7 +202,6 @@ def _edge_node(
         problem = f"engine {source} gives {gives}, and engine {to} takes {takes}"
         bad.add(path, arrow, problem, "connect stages whose engines fit")
         return None
-    wanted = getattr(edge, "payload", None)
     if wanted is not None and wanted not in possible:
         problem = f"the engines {source} and {to} cannot exchange it"
         bad.add(f"{path}.payload", wanted, problem, f"use {one_of(wanted, possible)}")
@@ -211,7 +210,7 @@ def _edge_node(
         problem = f"the engines {source} and {to} can exchange several payloads"
         bad.add(f"{path}.payload", "", problem, f"name one of {', '.join(possible)}")
         return None
-    payload = possible[0] if wanted is None else PayloadContract(wanted)
+    payload = wanted or possible[0]
     return EdgeNode(EdgeTemplate(source=asked.ends[0], to=asked.ends[1], payload=payload), edge, path)
 
 

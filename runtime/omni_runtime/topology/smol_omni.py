@@ -35,7 +35,7 @@ SMOL_OMNI = Topology(
             engine=EngineKind.HIBARI_ACOUSTIC,
             max_concurrency=8,
             cpu="200m",
-            memory="2Gi",
+            memory="1Gi",
             shared_memory="64Mi",
         ),
         StageTemplate(
@@ -44,7 +44,7 @@ SMOL_OMNI = Topology(
             emits=(Modality.AUDIO,),
             max_concurrency=8,
             cpu="200m",
-            memory="2Gi",
+            memory="1Gi",
             shared_memory="64Mi",
         ),
     ),
