@@ -1,0 +1,82 @@
+"""Archives carry the name a pod uses, and only the layers that a node lacks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from omni_image import layout
+
+NAME = "docker.io/omni-operator/cpu:dev-1234abcd"
+
+
+def put(folder: Path, content: bytes) -> str:
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    path = layout.blob_path(folder, digest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return digest
+
+
+def add_image(folder: Path, name: str, *layers: bytes) -> list[str]:
+    digests = [put(folder, content) for content in layers]
+    config = put(folder, f"config of {name}".encode())
+    sizes = [{"digest": digest, "size": len(content)} for digest, content in zip(digests, layers, strict=True)]
+    manifest = put(folder, json.dumps({"config": {"digest": config}, "layers": sizes}).encode())
+    index = folder / "index.json"
+    entries = json.loads(index.read_text())["manifests"] if index.exists() else []
+    entries.append({"digest": manifest, "size": 1, "annotations": {layout.REF_NAME: name}})
+    index.write_text(json.dumps({"schemaVersion": 2, "manifests": entries}))
+    return digests
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    target = tmp_path / "layout"
+    add_image(target, NAME, b"debian", b"packages", b"application")
+    return target
+
+
+def test_archive_is_named_for_containerd(folder: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "image.tar"
+    size = layout.write_archive(folder, NAME, archive)
+    assert size == archive.stat().st_size
+    with tarfile.open(archive) as read:
+        index = json.loads(read.extractfile("index.json").read())  # type: ignore[union-attr]
+        blobs = [name for name in read.getnames() if name.startswith("blobs/")]
+    assert [entry["annotations"][layout.CONTAINERD_NAME] for entry in index["manifests"]] == [NAME]
+    assert len(blobs) == 5
+
+
+def test_known_layers_are_left_out(folder: Path, tmp_path: Path) -> None:
+    image = layout.find_image(folder, NAME)
+    layout.write_archive(folder, NAME, tmp_path / "image.tar", without=image.layers[:2])
+    with tarfile.open(tmp_path / "image.tar") as read:
+        blobs = {f"sha256:{Path(name).name}" for name in read.getnames() if name.startswith("blobs/")}
+    assert blobs == {image.descriptor["digest"], image.config, image.layers[2]}
+
+
+def test_an_image_with_a_lost_layer_does_not_count(folder: Path) -> None:
+    layout.blob_path(folder, layout.find_image(folder, NAME).layers[1]).unlink()
+    with pytest.raises(layout.NoSuchImage, match="is gone"):
+        layout.find_image(folder, NAME)
+
+
+def test_absent_image_and_absent_layout(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(layout.NoSuchImage):
+        layout.find_image(folder, "docker.io/omni-operator/cpu:dev-other")
+    assert layout.image_names(tmp_path / "nothing") == ()
+
+
+def test_prune_keeps_shared_layers(folder: Path) -> None:
+    newer = "docker.io/omni-operator/cpu:dev-newer"
+    shared = add_image(folder, newer, b"debian", b"packages", b"newer application")
+    freed = layout.prune(folder, [newer])
+    assert freed > 0
+    assert layout.image_names(folder) == (newer,)
+    assert layout.find_image(folder, newer).layers == tuple(shared)
+    assert not any(path.read_bytes() == b"application" for path in folder.glob("blobs/*/*"))
