@@ -129,14 +129,16 @@ class Channels:
             self._authenticator = None
         self._context.destroy(linger=0)
 
-    def serve(self, kind: int, endpoint: str) -> zmq.asyncio.Socket:
+    def serve(
+        self, kind: int, endpoint: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES
+    ) -> zmq.asyncio.Socket:
         """A bound socket that lets in only the pipeline's clients. Port 0 (`tcp://host:0`) picks a free one.
 
         A ROUTER reports a vanished peer (EHOSTUNREACH) instead of dropping what is sent to it.
         """
         if self._authenticator is None:
             raise RuntimeError("Channels.serve needs the ZAP handler: use `async with Channels(...)` first")
-        socket = self._socket(kind)
+        socket = self._socket(kind, max_message_bytes)
         socket.curve_server = True
         socket.curve_secretkey = self._keys.server_secret
         socket.zap_domain = ZAP_DOMAIN.encode()
@@ -146,9 +148,11 @@ class Channels:
         socket.bind(endpoint)
         return socket
 
-    def dial(self, kind: int, endpoint: str) -> zmq.asyncio.Socket:
+    def dial(
+        self, kind: int, endpoint: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES
+    ) -> zmq.asyncio.Socket:
         """A connecting socket that trusts only the pipeline's servers. It reconnects by itself."""
-        socket = self._socket(kind)
+        socket = self._socket(kind, max_message_bytes)
         socket.curve_serverkey = self._keys.server_public
         socket.curve_publickey = self._keys.client_public
         socket.curve_secretkey = self._keys.client_secret
@@ -167,12 +171,12 @@ class Channels:
             self._sockets.remove(socket)
         socket.close(linger=0)
 
-    def _socket(self, kind: int) -> zmq.asyncio.Socket:
+    def _socket(self, kind: int, max_message_bytes: int = MAX_MESSAGE_BYTES) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)  # bounded by what is admitted, not by silently dropping or blocking a loop
         socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
         socket.setsockopt(zmq.IPV6, 1)
         socket.setsockopt(zmq.HEARTBEAT_IVL, TRANSPORT_HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, TRANSPORT_TIMEOUT_MS)

@@ -1,0 +1,352 @@
+"""The sidecar's centre: attached engines, their streams and slabs, and the way to other sidecars.
+
+Decisions are in `streams` (what happens to a stream) and `ledger` (who holds a slab); here they meet sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+from omni_runtime.connectors import wire
+from omni_runtime.connectors.arena import PAGE, Allocator, Arena, SlabPool, aligned, extent_length, largest_slab
+from omni_runtime.connectors.ipc import FrameChannel
+from omni_runtime.connectors.ledger import QUEUE, SIDECAR, SlabLedger
+from omni_runtime.connectors.metrics import SidecarMetrics
+from omni_runtime.connectors.streams import Action, Deliver, Drop, Fail, Grant, Key, Limits, Piece, Port, StreamTable
+from omni_runtime.connectors.wire import ProtocolError, Put, Slab
+from omni_runtime.deploy.plan import ResolvedPlan
+from omni_runtime.logs import get_logger
+
+log = get_logger(__name__)
+
+MAX_ENGINES = 256
+
+
+class RemoteConsumer(Protocol):
+    """A consumer's sidecar, as a session of this one."""
+
+    def deliver(self, deliver: Deliver) -> None: ...
+    def fail(self, stream: int, code: str, message: str) -> None: ...
+
+
+class RemoteStreams(Protocol):
+    """Streams that engines here have opened at other sidecars."""
+
+    def open(self, port: Port, message: wire.Open) -> None: ...
+    def credit(self, port: Port, pieces: int) -> bool: ...
+    def cancel(self, port: Port, reason: str) -> bool: ...
+    def session_lost(self, session: int) -> None: ...
+    def room(self) -> None:
+        """Slabs were freed: pieces that wait for room may go on."""
+
+    def __len__(self) -> int: ...
+
+
+class Hub:
+    def __init__(
+        self,
+        plan: ResolvedPlan,
+        arena: Arena,
+        metrics: SidecarMetrics,
+        *,
+        endpoint: str,
+        domain: str,
+        limits: Limits | None = None,
+    ) -> None:
+        self.plan = plan
+        self.arena = arena
+        self.metrics = metrics
+        self.endpoint = endpoint
+        self.domain = domain
+        self.table = StreamTable(limits or Limits())
+        self.ledger = SlabLedger()
+        self.engines: dict[int, EngineSession] = {}
+        self.consumers: dict[int, RemoteConsumer] = {}
+        self.remote: RemoteStreams | None = None
+        self.draining = False
+        self._extents = Allocator(0, arena.length // PAGE * PAGE)
+        self._leases: dict[int, dict[int, int]] = {}  # session -> extents, offset -> length
+        self._pool = SlabPool(arena, SIDECAR)
+        self._sessions = 0
+        self._declare_gauges()
+
+    def new_session(self) -> int:
+        self._sessions += 1
+        return self._sessions
+
+    # --- engines come and go
+
+    def accept(self, attach: wire.Attach) -> EngineSession | wire.Rejected:
+        refusal = self.mismatch(attach.revision, attach.contract_version)
+        if refusal is not None:
+            self.metrics.refused.labels("contract").inc()
+            return wire.Rejected("ContractMismatch", refusal)
+        if len(self.engines) >= MAX_ENGINES:
+            self.metrics.refused.labels("engines").inc()
+            return wire.Rejected("CapacityExceeded", f"{MAX_ENGINES} engines are attached")
+        session = self.new_session()
+        engine = EngineSession(self, session, attach)
+        self.engines[session] = engine
+        self._leases[session] = {}
+        log.info("engine.attached", stage=attach.stage, replica=attach.replica, session=session)
+        return engine
+
+    def mismatch(self, revision: str, contract_version: int) -> str | None:
+        """Why a peer of this revision and contract cannot be served, or None. Revisions never mix."""
+        if contract_version != self.plan.contract_version:
+            return f"contract version {contract_version}, this sidecar speaks {self.plan.contract_version}"
+        if revision != self.plan.revision:
+            return f"pipeline revision {revision!r}, this sidecar serves {self.plan.revision!r}"
+        return None
+
+    def engine_lost(self, engine: EngineSession, reason: str) -> None:
+        session = engine.session
+        if self.engines.pop(session, None) is None:
+            return
+        log.info("engine.detached", stage=engine.stage, replica=engine.replica, session=session, reason=reason)
+        self.session_lost(session, f"{engine.stage} {engine.replica}: {reason}")
+        self._reclaim(session)
+
+    def session_lost(self, session: int, reason: str) -> None:
+        self.apply(self.table.session_lost(session, reason))
+        if self.remote is not None:
+            self.remote.session_lost(session)
+        for slab in self.ledger.held_by(session):
+            self.free(slab, session)
+
+    # --- actions of the stream table
+
+    def apply(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Deliver():
+                    self._deliver(action)
+                case Grant(producer, pieces):
+                    if (engine := self.engines.get(producer.session)) is not None:
+                        engine.send(wire.Credit(producer.stream, pieces))
+                case Fail(port, code, message):
+                    self.fail(port, code, message)
+                case Drop(piece):
+                    if piece.put.slab is not None:
+                        self.free(piece.put.slab, QUEUE)
+
+    def fail(self, port: Port, code: str, message: str) -> None:
+        self.metrics.failures.labels(code).inc()
+        if (engine := self.engines.get(port.session)) is not None:
+            engine.send(wire.Failed(port.stream, code, message[:2000]))
+        elif (consumer := self.consumers.get(port.session)) is not None:
+            consumer.fail(port.stream, code, message[:2000])
+
+    def _deliver(self, deliver: Deliver) -> None:
+        put, session = deliver.piece.put, deliver.consumer.session
+        if put.slab is not None:
+            self.ledger.deliver(put.slab, session)
+        labels = self.metrics.edge(deliver.key.edge, deliver.key.producer, deliver.to)
+        if (engine := self.engines.get(session)) is not None:
+            if put.chunk is not None:
+                seconds = max(0.0, time.time() - put.chunk.sent_at)
+                self.metrics.sent(labels, "SharedMemory", put.chunk.nbytes)
+                self.metrics.tx.labels(*labels).observe(seconds)
+                self.metrics.in_flight.labels(*labels).observe(seconds)
+            engine.deliver(deliver.consumer.stream, put, deliver.piece.body)
+        elif (consumer := self.consumers.get(session)) is not None:
+            if put.chunk is not None:
+                self.metrics.sent(labels, "TCP", put.chunk.nbytes)
+            consumer.deliver(deliver)
+        elif put.slab is not None:
+            self.free(put.slab, session)
+
+    # --- slabs
+
+    def free(self, slab: Slab, holder: int) -> None:
+        owner = self.ledger.release(slab, holder)
+        if owner is None:
+            return
+        if owner == SIDECAR:
+            self._pool.free(slab)
+            self._return_empty()
+        elif (engine := self.engines.get(owner)) is not None:
+            engine.freed(slab)
+        else:
+            self._reclaim(owner)
+        if self.remote is not None:
+            self.remote.room()
+
+    def allocate(self, length: int) -> Slab | None:
+        """A slab for bytes that came from another pod, entered in the ledger; None while the arena is full."""
+        if length > largest_slab(self.arena.length):
+            return None
+        slab = self._pool.allocate(length)
+        if slab is None:
+            extent = self.lease(SIDECAR, length)
+            if not extent.length:
+                return None
+            if not self._pool.add_extent(extent.offset, extent.length):
+                self.give_back(SIDECAR, extent.offset)
+                return None
+            slab = self._pool.allocate(length)
+            if slab is None:
+                return None
+        self.ledger.enter(slab, SIDECAR)
+        return slab
+
+    def _return_empty(self) -> None:
+        for offset in self._pool.take_empty_extents(keep=1):
+            self.give_back(SIDECAR, offset)
+
+    def lease(self, session: int, length: int) -> wire.Extent:
+        for size in (extent_length(self.arena.length, length), aligned(length + 2 * wire.ALIGNMENT, PAGE)):
+            at = self._extents.allocate(size)
+            if at is not None:
+                self._leases.setdefault(session, {})[at] = size
+                return wire.Extent(at, size)
+        return wire.Extent(0, 0)
+
+    def give_back(self, session: int, offset: int) -> None:
+        leases = self._leases.get(session, {})
+        if leases.pop(offset, None) is None:
+            raise ProtocolError(f"extent {offset} is not leased to session {session}")
+        self._extents.free(offset)
+        if self.remote is not None:
+            self.remote.room()
+
+    def holds(self, session: int, slab: Slab) -> bool:
+        """Whether the slab and its header lie in an extent of this session."""
+        return any(
+            at <= slab.offset - wire.ALIGNMENT and slab.offset + slab.length <= at + length
+            for at, length in self._leases[session].items()
+        )
+
+    def _reclaim(self, session: int) -> None:
+        """The extents of a dead engine return once no consumer reads from them any more."""
+        if session in self.engines or self.ledger.outstanding(session):
+            return
+        for offset in self._leases.pop(session, {}):
+            self._extents.free(offset)
+
+    # --- janitor, drain, numbers
+
+    def tick(self) -> None:
+        self.apply(self.table.tick(time.monotonic()))
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is attached and nothing is on its way: the sidecar may exit."""
+        return not self.engines and not len(self.table) and not len(self.ledger)
+
+    @property
+    def remote_streams(self) -> int:
+        return 0 if self.remote is None else len(self.remote)
+
+    @property
+    def leased_bytes(self) -> int:
+        return self._extents.used
+
+    def _declare_gauges(self) -> None:
+        gauge = self.metrics.gauge
+        gauge("omni:connector_arena_bytes", "Size of the arena", lambda: self.arena.length)
+        gauge("omni:connector_arena_used_bytes", "Bytes of slabs in use", lambda: self.ledger.bytes)
+        gauge("omni:connector_arena_leased_bytes", "Bytes of extents handed out", lambda: self.leased_bytes)
+        gauge("omni:connector_engines", "Attached engines", lambda: len(self.engines))
+        gauge("omni:connector_streams", "Streams produced here", lambda: len(self.table))
+        gauge("omni:connector_remote_streams", "Streams consumed from other pods", lambda: self.remote_streams)
+        gauge("omni:connector_stalled_streams", "Streams that wait for their consumer", lambda: self.table.stalled)
+        gauge("omni:connector_in_flight_pieces", "Pieces that wait here", lambda: self.table.queued_pieces)
+
+
+class EngineSession:
+    """One attached engine."""
+
+    def __init__(self, hub: Hub, session: int, attach: wire.Attach) -> None:
+        self.session = session
+        self.stage = attach.stage
+        self.replica = attach.replica
+        self.channel: FrameChannel | None = None
+        self.attached = wire.Attached(session, hub.arena.length, hub.endpoint, hub.domain)
+        self._hub = hub
+        self._freed: list[Slab] = []
+
+    def send(self, message: wire._Message, body: bytes | memoryview = b"") -> None:
+        if self.channel is not None:
+            self.channel.send(message, body)
+
+    def deliver(self, stream: int, put: Put, body: bytes | memoryview) -> None:
+        self.send(Put(stream, put.seq, put.piece, put.last, put.length, put.slab, put.chunk), body)
+
+    def freed(self, slab: Slab) -> None:
+        """Told once per turn of the loop."""
+        if not self._freed:
+            asyncio.get_running_loop().call_soon(self._flush_freed)
+        self._freed.append(slab)
+
+    def _flush_freed(self) -> None:
+        slabs, self._freed = self._freed, []
+        for at in range(0, len(slabs), 512):
+            self.send(wire.Freed(tuple(slabs[at : at + 512])))
+
+    def on_lost(self, reason: str) -> None:
+        self.channel = None
+        self._hub.engine_lost(self, reason)
+
+    def on_frame(self, header: bytes, body: bytes) -> None:
+        hub = self._hub
+        message = wire.decode_from_engine(header)
+        if body and not isinstance(message, Put):
+            raise ProtocolError(f"{type(message).__name__} has no body")
+        match message:
+            case Put():
+                self._put(message, body)
+            case wire.Credit(stream, pieces):
+                port = Port(self.session, stream)
+                if hub.remote is None or not hub.remote.credit(port, pieces):
+                    hub.apply(hub.table.credit(port, pieces, time.monotonic()))
+            case wire.Release(slabs):
+                for slab in slabs:
+                    hub.free(slab, self.session)
+            case wire.Bind(stream, edge, request):
+                port = Port(self.session, stream)
+                hub.apply(hub.table.bind(port, Key(self.replica, edge, request), time.monotonic()))
+            case wire.Open():
+                self._open(message)
+            case wire.Cancel(stream, reason):
+                port = Port(self.session, stream)
+                if hub.remote is None or not hub.remote.cancel(port, reason):
+                    hub.apply(hub.table.cancel(port, reason))
+            case wire.Lease(length):
+                self.send(hub.lease(self.session, length))
+            case wire.Return(offset):
+                hub.give_back(self.session, offset)
+            case wire.Ping():
+                self.send(wire.Pong())
+            case wire.Attach():
+                raise ProtocolError("Attach comes once")
+
+    def _put(self, put: Put, body: bytes) -> None:
+        hub = self._hub
+        wire.check_body(put, len(body))
+        if put.slab is not None:
+            if not hub.holds(self.session, put.slab):
+                raise ProtocolError("slab is not in an extent of this engine")
+            hub.arena.data(put.slab)  # the generation must match now; later changes are caught by the reader
+            hub.ledger.enter(put.slab, self.session)
+        elif put.length > wire.INLINE_BYTES:
+            hub.metrics.spilled.inc()
+        before = hub.table.late_pieces
+        hub.apply(hub.table.put(Port(self.session, put.stream), Piece(put, body), time.monotonic()))
+        hub.metrics.late.inc(hub.table.late_pieces - before)
+
+    def _open(self, message: wire.Open) -> None:
+        hub = self._hub
+        port = Port(self.session, message.stream)
+        refusal = hub.mismatch(message.revision, message.contract_version)
+        if refusal is not None:
+            hub.fail(port, "ContractMismatch", f"{message.edge}: {refusal}")
+        elif message.domain == hub.domain:
+            key = Key(message.producer, message.edge, message.request)
+            hub.apply(hub.table.open(port, key, self.replica, message.credits, time.monotonic()))
+        elif hub.remote is not None:
+            hub.remote.open(port, message)
+        else:
+            hub.fail(port, "UpstreamLost", f"{message.edge}: {message.endpoint} is in another pod")

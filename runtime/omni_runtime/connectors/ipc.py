@@ -1,0 +1,252 @@
+"""Frames over the pod's unix socket, and the hand-over of the arena's descriptor.
+
+A plain stream socket and not ZeroMQ: the kernel reports the death of a process at once (a crashed engine frees its
+streams in microseconds, not after missed heartbeats), it can carry the arena's descriptor, and it needs no thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from omni_runtime.connectors import wire
+from omni_runtime.connectors.wire import FRAME_PREFIX, ProtocolError
+
+SOCKET_NAME: Final = "sidecar.sock"
+HANDSHAKE_SECONDS: Final = 5.0
+_WRITE_HIGH_WATER: Final = 4 << 20
+
+OnFrame = Callable[[bytes, bytes], None]
+OnLost = Callable[[str], None]
+
+
+class FrameChannel(asyncio.Protocol):
+    """Whole frames in, whole frames out. `on_frame` may raise ProtocolError: the channel then closes."""
+
+    def __init__(self, on_frame: OnFrame, on_lost: OnLost) -> None:
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._reason = "connection closed"
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER)
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        try:
+            while len(buffer) - at >= FRAME_PREFIX.size:
+                header_length, body_length = wire.parse_prefix(buffer, at)
+                start = at + FRAME_PREFIX.size
+                end = start + header_length + body_length
+                if len(buffer) < end:
+                    break
+                body_at = start + header_length
+                self._on_frame(bytes(buffer[start:body_at]), bytes(buffer[body_at:end]))
+                at = end
+        except ProtocolError as error:
+            self.close(str(error))
+            return
+        if at:
+            del buffer[:at]
+
+    def send(self, message: wire._Message, body: bytes | memoryview = b"") -> None:
+        """Queue a frame; never blocks. A closed channel swallows it: its owner has been told through `on_lost`."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        head, tail = wire.frame(message, body)
+        transport.write(head)
+        if len(tail):
+            transport.write(tail)
+
+    async def writable(self) -> None:
+        """Wait until the peer has read enough of what was sent."""
+        await self._writable.wait()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def close(self, reason: str) -> None:
+        """Close once what was sent is written."""
+        self._reason = reason
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._buffer.clear()
+        self._writable.set()
+        self._on_lost(f"{self._reason}: {exc}" if exc is not None else self._reason)
+
+
+async def _receive_frame(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """One body-less frame and the descriptors that came with it. The other side must send nothing after it."""
+    loop = asyncio.get_running_loop()
+    data = b""
+    descriptors: list[int] = []
+    while True:
+        if len(data) >= FRAME_PREFIX.size:
+            header_length, body_length = wire.parse_prefix(data)
+            whole = FRAME_PREFIX.size + header_length
+            if body_length or len(data) > whole:
+                raise ProtocolError("handshake frame carries more than its header")
+            if len(data) == whole:
+                return data[FRAME_PREFIX.size :], descriptors
+        readable: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(sock, lambda f: f.done() or f.set_result(None), readable)
+        try:
+            await readable
+        finally:
+            loop.remove_reader(sock)
+        part, fds, _, _ = socket.recv_fds(sock, wire.MAX_HEADER_BYTES, 1)
+        descriptors += fds
+        if not part:
+            raise ConnectionError("closed during the handshake")
+        data += part
+
+
+async def dial(path: Path, attach: wire.Attach, deadline_s: float) -> tuple[socket.socket, wire.Attached, int]:
+    """Connect and attach: (socket, answer, descriptor of the arena).
+
+    Raises OSError or TimeoutError while no sidecar answers, and Refusal if it will not have us.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    fds: list[int] = []
+    try:
+        async with asyncio.timeout(deadline_s):
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(sock, str(path))
+            await loop.sock_sendall(sock, wire.frame(attach)[0])
+            header, fds = await _receive_frame(sock)
+        answer = wire.decode_to_engine(header)
+        if isinstance(answer, wire.Rejected):
+            raise Refusal(answer.code, answer.message)
+        if not isinstance(answer, wire.Attached) or len(fds) != 1:
+            raise ProtocolError("the sidecar answered Attach with something else")
+    except BaseException:
+        sock.close()
+        for fd in fds:
+            os.close(fd)
+        raise
+    return sock, answer, fds[0]
+
+
+class Refusal(Exception):  # noqa: N818 - a verdict of the sidecar, which the client turns into an OmniError
+    """The sidecar will not serve this engine; trying again is useless."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+
+class Session(Protocol):
+    """What the server needs of an attached engine."""
+
+    attached: wire.Attached
+    channel: FrameChannel | None
+
+    def on_frame(self, header: bytes, body: bytes) -> None: ...
+    def on_lost(self, reason: str) -> None: ...
+
+
+Accept = Callable[[wire.Attach], Session | wire.Rejected]
+
+
+class IpcServer:
+    """Listens at <ipc-dir>/sidecar.sock. One sidecar a folder: the lock is on the folder itself, so it leaves nothing."""
+
+    def __init__(self, directory: Path, arena_fd: int, accept: Accept) -> None:
+        self._path = directory / SOCKET_NAME
+        self._arena_fd = arena_fd
+        self._accept = accept
+        self._lock = -1
+        self._listener: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Raises OSError with a reason if another sidecar serves the folder or the path is too long."""
+        directory = self._path.parent
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise OSError(error.errno, f"another sidecar already serves {directory}; use another --ipc-dir") from error
+        self._path.unlink(missing_ok=True)  # of a sidecar that was killed
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        listener.bind(str(self._path))
+        os.chmod(self._path, 0o700)
+        listener.listen(128)
+        self._listener = listener
+        self._spawn(self._serve(listener))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            sock, _ = await loop.sock_accept(listener)
+            self._spawn(self._handshake(sock))
+
+    async def _handshake(self, sock: socket.socket) -> None:
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                header, fds = await _receive_frame(sock)
+            for fd in fds:
+                os.close(fd)
+            attach = wire.decode_from_engine(header)
+            if not isinstance(attach, wire.Attach):
+                raise ProtocolError("the first message must be Attach")
+            session = self._accept(attach)
+            if isinstance(session, wire.Rejected):
+                await asyncio.get_running_loop().sock_sendall(sock, wire.frame(session)[0])
+                sock.close()
+                return
+            channel = session.channel = FrameChannel(session.on_frame, session.on_lost)
+            try:
+                socket.send_fds(sock, [wire.frame(session.attached)[0]], [self._arena_fd])
+                await asyncio.get_running_loop().connect_accepted_socket(lambda: channel, sock)
+            except OSError as error:
+                session.on_lost(str(error))
+                raise
+        except (OSError, TimeoutError, ProtocolError):
+            sock.close()
+
+    def stop_listening(self) -> None:
+        """No new engines; the socket file goes."""
+        if self._listener is not None:
+            self._path.unlink(missing_ok=True)
+            self._listener.close()
+            self._listener = None
+
+    async def close(self) -> None:
+        self.stop_listening()
+        for task in list(self._tasks):
+            task.cancel()
+        for task in list(self._tasks):
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1

@@ -1,0 +1,361 @@
+"""Streams that engines of this pod have opened at other sidecars: one link per sidecar, slabs for what comes in.
+
+Bytes go straight into the arena and the engine gets a descriptor, as within a pod. While the arena is full the
+stream is not acknowledged, so its producer stops; after a while its pieces go to the engine inline instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from omni_runtime.connectors import wire
+from omni_runtime.connectors.hub import Hub
+from omni_runtime.connectors.ledger import QUEUE
+from omni_runtime.connectors.outbound import MAX_MESSAGE_BYTES, MAX_PEERS, PING_SECONDS, SILENCE_SECONDS
+from omni_runtime.connectors.streams import Port
+from omni_runtime.connectors.wire import FRAGMENT_BYTES, INLINE_BYTES, ProtocolError, Put, Slab
+from omni_runtime.logs import get_logger
+from omni_runtime.protocol.channels import Channels
+
+log = get_logger(__name__)
+
+CONNECT_SECONDS: Final = 10.0
+SPILL_SECONDS: Final = 1.0  # wait for room in the arena before a piece goes inline
+_ENDPOINT = re.compile(r"tcp://(\[[0-9A-Fa-f:.%a-z]+\]|[A-Za-z0-9.-]{1,253}):([0-9]{1,5})")
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """One stream from another sidecar to an engine here."""
+
+    port: Port
+    opened: wire.Open
+    link: PeerLink
+    put: Put | None = None  # the piece that is coming in
+    slab: Slab | None = None
+    got: int = 0  # bytes of it that are stored or forwarded
+    began: float = 0.0
+    spilling: bool = False
+    finishing: bool = False  # the chunk that is coming in is the last one
+    seq: int = -1
+    pieces_out: int = 0  # of the chunk, as the engine counts them
+    surplus: int = 0  # credits that the engine will grant for pieces which the producer never sent
+    waiting: deque[tuple[Put | wire.Fragment, bytes]] = field(default_factory=deque)
+    waiting_since: float = 0.0
+
+
+class PeerLinks:
+    """All links of a sidecar; implements hub.RemoteStreams."""
+
+    def __init__(self, hub: Hub, channels: Channels) -> None:
+        self.hub = hub
+        self.channels = channels
+        self._links: dict[str, PeerLink] = {}
+        self._streams: dict[Port, _Incoming] = {}
+        self._starved: set[Port] = set()
+        self._numbers = 0
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    # --- from engines
+
+    def open(self, port: Port, message: wire.Open) -> None:
+        match = _ENDPOINT.fullmatch(message.endpoint)
+        if match is None or not 0 < int(match[2]) < 65536:
+            self.hub.fail(port, "ProtocolError", f"{message.edge}: {message.endpoint!r} is not tcp://host:port")
+            return
+        if port in self._streams:
+            self.hub.fail(port, "ProtocolError", f"stream number {port.stream} is in use")
+            return
+        link = self._links.get(message.endpoint)
+        if link is None:
+            if len(self._links) >= MAX_PEERS:
+                self.hub.fail(port, "CapacityExceeded", f"more than {MAX_PEERS} links to other pods")
+                return
+            link = self._links[message.endpoint] = PeerLink(self, message.endpoint)
+        self._numbers = self._numbers % 0xFFFFFFFF + 1
+        stream = _Incoming(port, message, link)
+        self._streams[port] = stream
+        link.open(self._numbers, stream)
+
+    def credit(self, port: Port, pieces: int) -> bool:
+        stream = self._streams.get(port)
+        if stream is None:
+            return False
+        swallowed = min(pieces, stream.surplus)
+        stream.surplus -= swallowed
+        if pieces > swallowed:
+            stream.link.send_for(stream, lambda number: wire.Credit(number, pieces - swallowed))
+        return True
+
+    def cancel(self, port: Port, reason: str) -> bool:
+        stream = self._streams.get(port)
+        if stream is None:
+            return False
+        stream.link.send_for(stream, lambda number: wire.Cancel(number, reason))
+        self.forget(stream)
+        return True
+
+    def session_lost(self, session: int) -> None:
+        for port in [p for p in self._streams if p.session == session]:
+            self.cancel(port, "consumer engine is gone")
+
+    def room(self) -> None:
+        if self._starved:
+            asyncio.get_running_loop().call_soon(self.feed_starved)
+
+    # --- from links
+
+    def fail(self, stream: _Incoming, code: str, message: str) -> None:
+        self.forget(stream)
+        self.hub.fail(stream.port, code, message)
+
+    def forget(self, stream: _Incoming) -> None:
+        self._streams.pop(stream.port, None)
+        self._starved.discard(stream.port)
+        stream.link.forget(stream)
+        stream.waiting.clear()
+        if stream.slab is not None:
+            self.hub.free(stream.slab, QUEUE)
+            stream.slab = None
+
+    def drop_link(self, link: PeerLink, streams: list[_Incoming], reason: str) -> None:
+        if self._links.get(link.endpoint) is link:
+            del self._links[link.endpoint]
+        for stream in streams:
+            self.fail(stream, "UpstreamLost", f"{stream.opened.edge}: {reason}")
+
+    def accept(self, stream: _Incoming, message: Put | wire.Fragment, body: bytes) -> None:
+        """One fragment. Raises ProtocolError if it is not the next one."""
+        if stream.waiting:
+            if len(stream.waiting) >= wire.WINDOW_FRAGMENTS:
+                raise ProtocolError("producer's sidecar ignored its window")
+            stream.waiting.append((message, body))
+        elif not self._store(stream, message, body):
+            stream.waiting.append((message, body))
+            stream.waiting_since = time.monotonic()
+            self._starved.add(stream.port)
+
+    def feed_starved(self) -> None:
+        now = time.monotonic()
+        for port in list(self._starved):
+            stream = self._streams.get(port)
+            if stream is None:
+                continue
+            if not stream.spilling and now - stream.waiting_since > SPILL_SECONDS:
+                stream.spilling = True
+                self.hub.metrics.spilled.inc()
+            try:
+                while stream.waiting and self._store(stream, *stream.waiting[0]):
+                    stream.waiting_since = now
+                    if stream.waiting:  # else it was the stream's last piece
+                        stream.waiting.popleft()
+            except ProtocolError as error:
+                stream.link.broken(stream, error)
+                continue
+            if not stream.waiting:
+                self._starved.discard(port)
+
+    def _store(self, stream: _Incoming, message: Put | wire.Fragment, body: bytes) -> bool:
+        """Put a fragment where it belongs; False if there is no room yet."""
+        if isinstance(message, Put):
+            if stream.put is not None:
+                raise ProtocolError("a piece began before the last one ended")
+            if len(body) != min(message.length, FRAGMENT_BYTES):
+                raise ProtocolError(f"first fragment has {len(body)} bytes of a piece of {message.length}")
+            if message.length > INLINE_BYTES and not stream.spilling:
+                stream.slab = self.hub.allocate(message.length)
+                if stream.slab is None:
+                    return False
+            stream.put, stream.got, stream.began = message, 0, time.monotonic()
+        elif stream.put is None or message.offset != stream.got or not body:
+            raise ProtocolError(f"fragment at {message.offset}, expected {stream.got}")
+        put = stream.put
+        end = stream.got + len(body)
+        if end > put.length:
+            raise ProtocolError(f"piece of {put.length} bytes got {end}")
+        if stream.slab is not None:
+            self.hub.arena.data(stream.slab)[stream.got : end] = body
+        stream.got = end
+        stream.link.send_for(stream, lambda number: wire.Acknowledge(number, 1))
+        self._hand_over(stream, put, body, whole=end == put.length)
+        return True
+
+    def _hand_over(self, stream: _Incoming, put: Put, body: bytes, *, whole: bool) -> None:
+        """Give the engine the finished slab, or the fragment itself when there is none."""
+        engine = self.hub.engines.get(stream.port.session)
+        if engine is None or (stream.slab is not None and not whole):
+            return
+        if put.seq != stream.seq:
+            stream.seq, stream.pieces_out = put.seq, 0
+        chunk = put.chunk if stream.pieces_out == 0 else None
+        number, last = stream.pieces_out, put.last and whole
+        stream.pieces_out += 1
+        slab, stream.slab = stream.slab, None
+        if slab is not None:
+            self.hub.ledger.deliver(slab, stream.port.session)
+            engine.deliver(stream.port.stream, Put(0, put.seq, number, last, put.length, slab, chunk), b"")
+        else:
+            engine.deliver(stream.port.stream, Put(0, put.seq, number, last, len(body), None, chunk), body)
+            if not whole:
+                stream.surplus += 1
+        if whole:
+            stream.put, stream.spilling = None, False
+        if put.chunk is not None:
+            stream.finishing = put.chunk.finished
+        if last:
+            self._observe(stream, put)
+            if stream.finishing:
+                self.forget(stream)
+
+    def _observe(self, stream: _Incoming, put: Put) -> None:
+        metrics, opened = self.hub.metrics, stream.opened
+        labels = metrics.edge(opened.edge, opened.producer, opened.consumer)
+        metrics.rx.labels(*labels).observe(time.monotonic() - stream.began)
+        if put.chunk is not None:
+            metrics.in_flight.labels(*labels).observe(max(0.0, time.time() - put.chunk.sent_at))
+
+    def tick(self) -> None:
+        self.feed_starved()
+        for link in list(self._links.values()):
+            link.tick()
+
+    def close(self) -> None:
+        for link in list(self._links.values()):
+            link.close("this sidecar stops")
+
+
+class PeerLink:
+    """DEALER to one producer's sidecar. It lives as long as its connection: after a loss a new link is made."""
+
+    def __init__(self, owner: PeerLinks, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self._owner = owner
+        self._streams: dict[int, _Incoming] = {}
+        self._numbers: dict[Port, int] = {}
+        self._born = self._heard = self._pinged = time.monotonic()
+        self._established = False
+        self._closed = False
+        self._socket = owner.channels.dial(zmq.DEALER, endpoint, max_message_bytes=MAX_MESSAGE_BYTES)
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        )
+        loop = asyncio.get_running_loop()
+        self._tasks = (loop.create_task(self._receive()), loop.create_task(self._watch()))
+        self._send(wire.Ping())
+
+    def open(self, number: int, stream: _Incoming) -> None:
+        self._streams[number] = stream
+        self._numbers[stream.port] = number
+        message = stream.opened
+        self._send(
+            wire.Open(
+                number,
+                message.edge,
+                message.request,
+                message.producer,
+                message.consumer,
+                message.endpoint,
+                message.domain,
+                message.revision,
+                message.contract_version,
+                message.credits,
+            )
+        )
+
+    def send_for(self, stream: _Incoming, build: Callable[[int], wire._Message]) -> None:
+        number = self._numbers.get(stream.port)
+        if number is not None:
+            self._send(build(number))
+
+    def forget(self, stream: _Incoming) -> None:
+        number = self._numbers.pop(stream.port, None)
+        if number is not None:
+            del self._streams[number]
+
+    def broken(self, stream: _Incoming, error: ProtocolError) -> None:
+        """One stream breaks the rules: it ends, the link goes on."""
+        self.send_for(stream, lambda number: wire.Cancel(number, str(error)[:2000]))
+        self._owner.fail(stream, "ProtocolError", f"{stream.opened.edge}: {error}")
+
+    def _send(self, message: wire._Message) -> None:
+        sent: asyncio.Future[object] = asyncio.ensure_future(self._socket.send_multipart([wire.encode(message)]))
+        sent.add_done_callback(lambda f: f.cancelled() or f.exception())
+
+    async def _receive(self) -> None:
+        while True:
+            frames = await self._socket.recv_multipart()
+            self._heard = time.monotonic()
+            self._established = True
+            try:
+                self._on_frames(frames)
+            except ProtocolError as error:
+                log.warning("link.protocol_error", endpoint=self.endpoint, reason=str(error))
+                self.close(f"{self.endpoint} broke the protocol: {error}")
+                return
+
+    def _on_frames(self, frames: list[bytes]) -> None:
+        if len(frames) > 2:
+            raise ProtocolError(f"{len(frames)} frames")
+        message = wire.decode_from_producer(frames[0])
+        if isinstance(message, wire.Pong):
+            return
+        stream = self._streams.get(message.stream)
+        if stream is None:
+            return  # late: cancelled or finished here
+        if isinstance(message, wire.Failed):
+            self._owner.fail(stream, message.code, message.message)
+            return
+        try:
+            if isinstance(message, Put) and message.slab is not None:
+                raise ProtocolError("a slab of another pod")
+            self._owner.accept(stream, message, frames[1] if len(frames) == 2 else b"")
+        except ProtocolError as error:
+            self.broken(stream, error)
+
+    async def _watch(self) -> None:
+        """The transport reports the loss of a connection at once; heartbeats only find silent ones."""
+        while True:
+            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
+            if event == zmq.EVENT_DISCONNECTED:
+                if self._established:
+                    self.close(f"connection to {self.endpoint} was lost")
+                    return
+            else:
+                self.close(f"{self.endpoint} refused our key, or we refuse its")
+                return
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if not self._established and now - self._born > CONNECT_SECONDS:
+            self.close(f"cannot reach the producer's sidecar at {self.endpoint} within {CONNECT_SECONDS:g} s")
+        elif self._established and now - self._heard > SILENCE_SECONDS:
+            self.close(f"nothing heard from {self.endpoint} for {SILENCE_SECONDS:g} s")
+        elif now - self._pinged > PING_SECONDS:
+            self._pinged = now
+            self._send(wire.Ping())
+
+    def close(self, reason: str) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.disable_monitor()
+        self._owner.channels.release(self._socket)
+        self._monitor.close(linger=0)
+        self._owner.drop_link(self, list(self._streams.values()), reason)

@@ -1,0 +1,66 @@
+"""Every metric of the sidecar process. Names under `vllm_omni:` are those of vLLM-Omni, so that its dashboards work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_EDGE = ("model_name", "from_stage", "from_replica", "to_stage", "to_replica")
+_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
+_BYTES = tuple(float(1 << power) for power in range(10, 29, 2))  # 1 KiB .. 256 MiB
+
+
+class SidecarMetrics:
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self._model = model_name
+        self.size = Histogram("vllm_omni:transfer_size_bytes", "Bytes of a chunk", _EDGE, buckets=_BYTES, registry=r)
+        self.tx = Histogram(
+            "vllm_omni:transfer_tx_s", "Put until the producer's sidecar has sent it", _EDGE, buckets=_SECONDS, registry=r
+        )
+        self.rx = Histogram(
+            "vllm_omni:transfer_rx_s", "First to last byte at the consumer's sidecar", _EDGE, buckets=_SECONDS, registry=r
+        )
+        self.in_flight = Histogram(
+            "vllm_omni:transfer_in_flight_s", "Put until handed to the consumer", _EDGE, buckets=_SECONDS, registry=r
+        )
+        self.bytes = Counter("omni:connector_bytes", "Bytes of chunks sent", (*_EDGE, "connector"), registry=r)
+        self.chunks = Counter("omni:connector_chunks", "Chunks sent", (*_EDGE, "connector"), registry=r)
+        self.failures = Counter("omni:connector_stream_failures", "Streams that failed", ("code",), registry=r)
+        self.refused = Counter("omni:connector_refused", "Opens and attaches refused", ("reason",), registry=r)
+        self.spilled = Counter(
+            "omni:connector_spilled_pieces", "Pieces that went inline because the arena was full", registry=r
+        )
+        self.late = Counter("omni:connector_late_pieces", "Pieces of ended streams, dropped", registry=r)
+        self._gauges: list[Gauge] = []
+
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """A value that is read when somebody scrapes."""
+        gauge = Gauge(name, text, registry=self.registry)
+        gauge.set_function(read)
+        self._gauges.append(gauge)
+
+    def edge(self, edge: str, producer: str, consumer: str) -> tuple[str, str, str, str, str]:
+        """Label values of one edge between two replicas."""
+        source, _, to = edge.partition("->")
+        return (self._model, source, producer, to, consumer)
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - one instance a process; labels() costs more than the observation
+    def _children(self, labels: tuple[str, str, str, str, str], connector: str) -> tuple[Counter, Counter, Histogram]:
+        return (
+            self.bytes.labels(*labels, connector),
+            self.chunks.labels(*labels, connector),
+            self.size.labels(*labels),
+        )
+
+    def sent(self, labels: tuple[str, str, str, str, str], connector: str, nbytes: int) -> None:
+        bytes_, chunks, size = self._children(labels, connector)
+        bytes_.inc(nbytes)
+        chunks.inc()
+        size.observe(nbytes)
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)

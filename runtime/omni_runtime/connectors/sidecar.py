@@ -1,0 +1,204 @@
+"""The connector sidecar: `python -m omni_runtime.connectors.sidecar`. One per pod, one for all stages of `omni run`.
+
+It owns the arena and the way to other pods. It starts before the engines and stops after them: on SIGTERM it serves
+until the engines have detached and what they finished is delivered, or until the grace deadline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+from omni_runtime import logs
+from omni_runtime.connectors.arena import Arena, create_file
+from omni_runtime.connectors.hub import Hub
+from omni_runtime.connectors.ipc import IpcServer
+from omni_runtime.connectors.links import PeerLinks
+from omni_runtime.connectors.metrics import SidecarMetrics
+from omni_runtime.connectors.outbound import PeerListener
+from omni_runtime.connectors.probes import ProbeServer, Response, text
+from omni_runtime.connectors.streams import Limits
+from omni_runtime.deploy.plan import SIDECAR_DATA_PORT, SIDECAR_HTTP_PORT, ResolvedPlan, load_plan
+from omni_runtime.errors import OmniError
+from omni_runtime.protocol.channels import Channels, CurveKeys, load_keys
+
+log = logs.get_logger(__name__)
+
+_TICK_SECONDS = 0.25
+_MIN_ARENA_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarOptions:
+    ipc_dir: Path
+    shm_dir: Path
+    arena_bytes: int
+    advertise_host: str
+    domain: str
+    data_host: str = "0.0.0.0"  # noqa: S104 - other pods dial it; CURVE and a NetworkPolicy guard it
+    data_port: int = SIDECAR_DATA_PORT  # 0: any free port
+    http_host: str = "0.0.0.0"  # noqa: S104 - the kubelet probes it
+    http_port: int = SIDECAR_HTTP_PORT  # 0: any free port
+    lease_seconds: float = 300.0
+    grace_seconds: float = 600.0
+
+
+class Sidecar:
+    """The running parts. `start` raises OSError with a reason; `drain` and `close` may be called in any state."""
+
+    def __init__(self, plan: ResolvedPlan, keys: CurveKeys, options: SidecarOptions) -> None:
+        self.plan = plan
+        self.options = options
+        self.metrics = SidecarMetrics(plan.model.served_name)
+        self.data_port = self.http_port = 0
+        self._keys = keys
+        self._ready = False
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        options = self.options
+        if options.arena_bytes < _MIN_ARENA_BYTES:
+            raise OSError(f"--arena-bytes {options.arena_bytes} is too small; at least {_MIN_ARENA_BYTES}")
+        fd = create_file(str(options.shm_dir), options.arena_bytes)
+        self.arena = Arena(fd, options.arena_bytes)
+        self.hub = Hub(
+            self.plan,
+            self.arena,
+            self.metrics,
+            endpoint="",
+            domain=options.domain,
+            limits=Limits(lease_seconds=options.lease_seconds),
+        )
+        self.channels = Channels(self._keys)
+        await self.channels.__aenter__()
+        self.links = PeerLinks(self.hub, self.channels)
+        self.hub.remote = self.links
+        self.listener = PeerListener(self.hub, self.channels)
+        self.data_port = self.listener.start(f"tcp://{options.data_host}:{options.data_port}")
+        host = f"[{options.advertise_host}]" if ":" in options.advertise_host else options.advertise_host
+        self.hub.endpoint = f"tcp://{host}:{self.data_port}"
+        self.probes = ProbeServer({"/livez": self._livez, "/ready": self._readyz, "/metrics": self._metrics})
+        self.http_port = await self.probes.start(options.http_host, options.http_port)
+        self.ipc = IpcServer(options.ipc_dir, fd, self.hub.accept)
+        self.ipc.start()
+        self._ticker = asyncio.get_running_loop().create_task(self._tick())
+        self._ready = True
+        log.info("sidecar.serving", endpoint=self.hub.endpoint, domain=options.domain, arena_bytes=options.arena_bytes)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            try:
+                self.hub.tick()
+                self.links.tick()
+                self.listener.tick()
+            except Exception:  # noqa: BLE001 - one bad stream must not stop the janitor of all others
+                log.exception("sidecar.tick_failed")
+
+    async def drain(self) -> bool:
+        """Serve on until idle or the grace deadline; True if nothing was cut off. Engines may still re-attach."""
+        self._ready = False
+        deadline = time.monotonic() + self.options.grace_seconds
+        log.info("sidecar.draining", engines=len(self.hub.engines), streams=len(self.hub.table))
+        while not self.hub.idle:
+            if time.monotonic() > deadline:
+                log.warning("sidecar.drain_deadline", engines=len(self.hub.engines), streams=len(self.hub.table))
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    async def close(self) -> None:
+        self._ready = False
+        if self._ticker is not None:
+            self._ticker.cancel()
+        await self.ipc.close()
+        for engine in list(self.hub.engines.values()):
+            if engine.channel is not None:
+                engine.channel.close("the sidecar stops")
+        await self.listener.close()
+        self.links.close()
+        await self.probes.close()
+        self.channels.close()
+        await asyncio.sleep(0)
+        self.arena.close()
+
+    # --- probes
+
+    def _livez(self) -> Response:
+        return text(HTTPStatus.OK, "ok\n")
+
+    def _readyz(self) -> Response:
+        if self._ready:
+            return text(HTTPStatus.OK, "ok\n")
+        return text(HTTPStatus.SERVICE_UNAVAILABLE, "draining\n")
+
+    def _metrics(self) -> Response:
+        return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", self.metrics.render()
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m omni_runtime.connectors.sidecar", description=__doc__)
+    parser.add_argument("--plan", type=Path, required=True, help="plan.json")
+    parser.add_argument("--curve", type=Path, required=True, help="folder with the pipeline's CURVE keys")
+    parser.add_argument("--ipc-dir", type=Path, required=True, help="folder of the engines' unix socket")
+    parser.add_argument("--shm-dir", type=Path, default=Path("/dev/shm"))  # noqa: S108 - the pod's memory volume
+    parser.add_argument("--arena-bytes", type=int, required=True)
+    parser.add_argument("--advertise-host", required=True, help="address at which other pods reach this one")
+    parser.add_argument("--domain", required=True, help="pod uid: engines with the same one share this arena")
+    parser.add_argument("--data-port", type=int, default=SIDECAR_DATA_PORT)
+    parser.add_argument("--http-port", type=int, default=SIDECAR_HTTP_PORT)
+    parser.add_argument("--http-host", default="0.0.0.0")  # noqa: S104 - the kubelet probes it
+    parser.add_argument("--data-host", default="0.0.0.0")  # noqa: S104 - other pods dial it
+    parser.add_argument("--lease-seconds", type=float, default=300.0, help="a stream without movement is an orphan")
+    parser.add_argument("--grace-seconds", type=float, help="drain at most so long; default: the plan's drain timeout")
+    return parser.parse_args(argv)
+
+
+async def run(plan: ResolvedPlan, keys: CurveKeys, options: SidecarOptions) -> int:
+    sidecar = Sidecar(plan, keys, options)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await sidecar.start()
+    await stop.wait()
+    await sidecar.drain()
+    await sidecar.close()
+    log.info("sidecar.stopped")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parse(sys.argv[1:] if argv is None else argv)
+    logs.configure("sidecar", domain=args.domain)
+    try:
+        plan = load_plan(args.plan.read_bytes())
+        keys = load_keys(args.curve)
+        options = SidecarOptions(
+            ipc_dir=args.ipc_dir,
+            shm_dir=args.shm_dir,
+            arena_bytes=args.arena_bytes,
+            advertise_host=args.advertise_host,
+            domain=args.domain,
+            data_host=args.data_host,
+            data_port=args.data_port,
+            http_host=args.http_host,
+            http_port=args.http_port,
+            lease_seconds=args.lease_seconds,
+            grace_seconds=plan.drain_timeout_seconds if args.grace_seconds is None else args.grace_seconds,
+        )
+        return asyncio.run(run(plan, keys, options))
+    except (OSError, OmniError, ValueError) as error:
+        log.error("sidecar.cannot_start", reason=str(error))
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
