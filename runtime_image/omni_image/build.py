@@ -134,7 +134,7 @@ def build_images(names: Sequence[str], engine: Engine, base: str | None = None) 
 
 
 def _build_debian(image: str, engine: Engine, log: Path) -> None:
-    with _scratch("debian") as folder:
+    with scratch("debian") as folder:
         rootfs = folder / "rootfs"
         debian.prepare_rootfs(rootfs, log)
         with step("Debian -> image"):
@@ -143,7 +143,7 @@ def _build_debian(image: str, engine: Engine, log: Path) -> None:
 
 def _build_tier(planned: ImagePlan, tier: Tier, engine: Engine, base: str | None, root: Path, log: Path) -> None:
     kind = planned.kind
-    with _scratch(f"{kind.name}-{tier.target}") as context:
+    with scratch(f"{kind.name}-{tier.target}") as context:
         _copy_scripts(kind, context, root)
         for part in context_parts(kind, tier.target):
             if part == "environment":
@@ -198,7 +198,7 @@ def _hidden(folder: str, names: list[str]) -> list[str]:
 
 
 @contextmanager
-def _scratch(name: str) -> Iterator[Path]:
+def scratch(name: str) -> Iterator[Path]:
     """An empty folder beside the cache (hard links need the same file system), deleted afterwards."""
     folder = images_dir() / "work" / f"{name}-{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)

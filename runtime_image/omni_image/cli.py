@@ -13,8 +13,9 @@ import typer
 
 from omni_cluster.errors import ClusterError
 from omni_image import build as building
-from omni_image import dockerfile, wheelhouse
+from omni_image import dockerfile, layout, wheelhouse
 from omni_image.engines import find_engine
+from omni_image.load import load_image
 from omni_image.pins import UnpinnedPackage
 from omni_image.plan import KINDS, short_name
 
@@ -48,7 +49,7 @@ def plain_errors() -> Iterator[None]:
     """What the user can act on is one text, not a traceback."""
     try:
         yield
-    except (ClusterError, UnpinnedPackage) as error:
+    except (ClusterError, UnpinnedPackage, layout.NoSuchImage) as error:
         typer.echo(f"omni image: {error}", err=True)
         raise typer.Exit(1) from error
 
@@ -66,8 +67,6 @@ def build(
         chosen = find_engine(engine.value)
         for result in building.build_images(which.kinds, chosen, base):
             if load:
-                from omni_image.load import load_image
-
                 load_image(chosen, result.name, cluster)
             typer.echo(f"{result.name}  {result.size / 1e6:.0f} MB")
 
@@ -85,6 +84,20 @@ def list_images(
     else:
         for name, image in names.items():
             typer.echo(f"{name:<10} {image}")
+
+
+@app.command()
+def save(
+    which: Annotated[Which, typer.Argument(help="operator or cpu.")],
+    archive: Annotated[Path, typer.Argument(help="File to write: an OCI archive, for skopeo or another machine.")],
+) -> None:
+    """Write a built image to a file (images that Buildah built; with Docker use `docker save`)."""
+    if len(which.kinds) != 1:
+        raise typer.BadParameter("one image a file: operator or cpu", param_hint="WHICH")
+    with plain_errors():
+        image = building.plan(KINDS[which.kinds[0]]).image
+        size = layout.write_archive(building.images_dir() / "layout", image, archive)
+    typer.echo(f"{short_name(image)}  {size / 1e6:.0f} MB  {archive}")
 
 
 @app.command("wheelhouse")

@@ -48,12 +48,8 @@ class Engine(Protocol):
 
     def build(self, build: Build, progress: Progress) -> None: ...
 
-    def archive(self, image: str, destination: Path, without: frozenset[str], log: Path) -> int:
-        """Write an archive that a node can import, without the layers named; returns its bytes."""
-        ...
-
-    def layers(self, image: str) -> tuple[str, ...]:
-        """Digests of an image's layers as a node will store them; empty where the engine cannot tell."""
+    def export(self, image: str, folder: Path, log: Path) -> Path:
+        """What `omni cluster` loads, made in the empty `folder`: an OCI layout or an archive of one image."""
         ...
 
     def size(self, image: str) -> int:
@@ -102,11 +98,9 @@ class Buildah:
             command += ["--build-arg", f"{name}={value}"]
         process.run([*command, str(build.context)], log=build.log, waiting_for=progress, environment=self._environment)
 
-    def archive(self, image: str, destination: Path, without: frozenset[str], log: Path) -> int:
-        return layout.write_archive(self.layout, image, destination, without)
-
-    def layers(self, image: str) -> tuple[str, ...]:
-        return layout.find_image(self.layout, image).layers
+    def export(self, image: str, folder: Path, log: Path) -> Path:
+        layout.link_image(self.layout, image, folder)
+        return folder
 
     def size(self, image: str) -> int:
         return layout.find_image(self.layout, image).size
@@ -138,12 +132,10 @@ class Docker:
             [*command, str(build.context)], log=build.log, waiting_for=progress, environment={"DOCKER_BUILDKIT": "1"}
         )
 
-    def archive(self, image: str, destination: Path, without: frozenset[str], log: Path) -> int:
-        process.run(["docker", "save", "--output", str(destination), short_name(image)], log=log)
-        return destination.stat().st_size
-
-    def layers(self, image: str) -> tuple[str, ...]:
-        return ()
+    def export(self, image: str, folder: Path, log: Path) -> Path:
+        archive = folder / "image.tar"
+        process.run(["docker", "save", "--output", str(archive), short_name(image)], log=log)
+        return archive
 
     def size(self, image: str) -> int:
         text = process.capture(["docker", "image", "inspect", "--format", "{{.Size}}", short_name(image)]) or "0"

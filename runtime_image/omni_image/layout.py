@@ -9,7 +9,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ REF_NAME = "org.opencontainers.image.ref.name"
 #: containerd takes the image's name from this annotation as it stands.
 CONTAINERD_NAME = "io.containerd.image.name"
 _EPOCH = 0
+_VERSION = json.dumps({"imageLayoutVersion": "1.0.0"})
 
 
 class NoSuchImage(LookupError):
@@ -64,23 +65,29 @@ def find_image(layout: Path, name: str) -> LayoutImage:
     raise NoSuchImage(f"{layout} has no image {name}")
 
 
-def write_archive(layout: Path, name: str, archive: Path, without: Collection[str] = ()) -> int:
-    """Write one image as an OCI archive; returns its bytes.
+def link_image(layout: Path, name: str, folder: Path) -> None:
+    """Make `folder` a layout of this one image, with hard links to its blobs: gigabytes are not copied to be read once.
 
-    Layers in `without` are left out: containerd accepts an archive that lacks what it already stores, which makes the import
-    of a new application on top of known packages a matter of a second.
+    Raises NoSuchImage; OSError when `folder` is on another file system.
     """
     image = find_image(layout, name)
-    skipped = set(without)
-    descriptor = {**image.descriptor, "annotations": {REF_NAME: name.rpartition(":")[2], CONTAINERD_NAME: name}}
-    index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [descriptor]}
-    blobs = [image.descriptor["digest"], image.config, *(layer for layer in image.layers if layer not in skipped)]
+    for digest in dict.fromkeys((image.descriptor["digest"], image.config, *image.layers)):
+        target = blob_path(folder, digest)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(blob_path(layout, digest), target)
+    (folder / "oci-layout").write_text(_VERSION)
+    (folder / "index.json").write_text(_single_index(image))
+
+
+def write_archive(layout: Path, name: str, archive: Path) -> int:
+    """Write one image as an OCI archive, to copy to a registry or another machine; returns its bytes."""
+    image = find_image(layout, name)
     unfinished = archive.with_name(f".{archive.name}.{os.getpid()}")
     try:
         with tarfile.open(unfinished, "w", format=tarfile.PAX_FORMAT) as out:
-            _add_text(out, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}))
-            _add_text(out, "index.json", json.dumps(index))
-            for digest in dict.fromkeys(blobs):
+            _add_text(out, "oci-layout", _VERSION)
+            _add_text(out, "index.json", _single_index(image))
+            for digest in dict.fromkeys((image.descriptor["digest"], image.config, *image.layers)):
                 path = blob_path(layout, digest)
                 out.add(path, arcname=path.relative_to(layout).as_posix(), filter=_anonymous)
         os.replace(unfinished, archive)
@@ -104,6 +111,11 @@ def prune(layout: Path, keep: Iterable[str]) -> int:
             freed += path.stat().st_size
             path.unlink()
     return freed
+
+
+def _single_index(image: LayoutImage) -> str:
+    descriptor = {**image.descriptor, "annotations": {REF_NAME: image.name, CONTAINERD_NAME: image.name}}
+    return json.dumps({"schemaVersion": 2, "manifests": [descriptor]})
 
 
 def _index(layout: Path) -> list[dict[str, Any]]:

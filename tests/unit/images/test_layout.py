@@ -42,22 +42,27 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_archive_is_named_for_containerd(folder: Path, tmp_path: Path) -> None:
+    add_image(folder, "docker.io/omni-operator/cpu:dev-other", b"debian", b"other")
     archive = tmp_path / "image.tar"
     size = layout.write_archive(folder, NAME, archive)
     assert size == archive.stat().st_size
     with tarfile.open(archive) as read:
         index = json.loads(read.extractfile("index.json").read())  # type: ignore[union-attr]
-        blobs = [name for name in read.getnames() if name.startswith("blobs/")]
-    assert [entry["annotations"][layout.CONTAINERD_NAME] for entry in index["manifests"]] == [NAME]
-    assert len(blobs) == 5
-
-
-def test_known_layers_are_left_out(folder: Path, tmp_path: Path) -> None:
-    image = layout.find_image(folder, NAME)
-    layout.write_archive(folder, NAME, tmp_path / "image.tar", without=image.layers[:2])
-    with tarfile.open(tmp_path / "image.tar") as read:
         blobs = {f"sha256:{Path(name).name}" for name in read.getnames() if name.startswith("blobs/")}
-    assert blobs == {image.descriptor["digest"], image.config, image.layers[2]}
+    image = layout.find_image(folder, NAME)
+    assert [entry["annotations"][layout.CONTAINERD_NAME] for entry in index["manifests"]] == [NAME]
+    assert blobs == {image.descriptor["digest"], image.config, *image.layers}
+
+
+def test_a_linked_image_shares_its_blobs(folder: Path, tmp_path: Path) -> None:
+    add_image(folder, "docker.io/omni-operator/cpu:dev-other", b"debian", b"other")
+    view = tmp_path / "view"
+    layout.link_image(folder, NAME, view)
+    image = layout.find_image(view, NAME)
+    assert layout.image_names(view) == (NAME,)
+    assert image.layers == layout.find_image(folder, NAME).layers
+    assert layout.blob_path(view, image.layers[0]).samefile(layout.blob_path(folder, image.layers[0]))
+    assert len(list(view.glob("blobs/*/*"))) == 5, "no blob of the other image"
 
 
 def test_an_image_with_a_lost_layer_does_not_count(folder: Path) -> None:
