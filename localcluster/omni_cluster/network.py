@@ -121,15 +121,18 @@ def plan_bridge(network: ClusterNetwork, existing: Iterable[str]) -> tuple[tuple
     )
 
 
-def plan_node_host_side(network: ClusterNetwork, number: int, holder_pid: int) -> tuple[tuple[str, ...], ...]:
-    """`ip` commands on the host that give a namespace its veth pair and its pods a route."""
-    veth = network.veth(number)
+def plan_veth(network: ClusterNetwork, number: int, holder_pid: int) -> tuple[str, ...]:
+    """`ip` command that makes the veth pair of a node, one end in the holder's namespace."""
+    return ("link", "add", network.veth(number), "type", "veth", "peer", "name", "eth0", "netns", str(holder_pid))
+
+
+def plan_node_host_side(network: ClusterNetwork, number: int) -> tuple[tuple[str, ...], ...]:
+    """`ip` commands on the host that join a node's veth to the bridge and route its pods to it."""
+    via = ("via", network.node_address(number), "dev", network.bridge, "onlink")
     return (
-        ("link", "add", veth, "type", "veth", "peer", "name", "eth0", "netns", str(holder_pid)),
-        ("link", "set", veth, "master", network.bridge, "up"),
-        ("route", "replace", network.node_pod_cidr(number), "via", network.node_address(number), "dev",
-         network.bridge, "onlink"),
-    )  # fmt: skip
+        ("link", "set", network.veth(number), "master", network.bridge, "up"),
+        ("route", "replace", network.node_pod_cidr(number), *via),
+    )
 
 
 def plan_node_inside(network: ClusterNetwork, number: int) -> tuple[tuple[str, ...], ...]:
