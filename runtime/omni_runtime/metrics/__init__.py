@@ -1,0 +1,1 @@
+"""Prometheus families, one file per process."""

@@ -165,14 +165,17 @@ class Orchestrator:
                 return repr(task.exception())
         return None
 
-    async def drain(self, seconds: float) -> int:
-        """Take nothing new, let running requests end for at most `seconds`. Returns how many were left."""
+    @property
+    def unfinished(self) -> int:
+        return len(self._active)
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new, let running requests end for at most `seconds`."""
         self._draining = True
         for request in tuple(self._queue):
             self._dispatch(request, Rejected(StageUnavailable("the entry is shutting down; ask again")))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), seconds)
-        return len(self._active)
 
     # --- clients
 

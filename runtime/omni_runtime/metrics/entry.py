@@ -1,0 +1,197 @@
+"""Families of the entry. Names, labels and buckets follow vLLM-Omni (`vllm_omni:*`), so that its dashboards and its
+benchmark client read them; `omni:*` are ours. All are there from the first scrape, with and without traffic (R54).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from omni_runtime.deploy.plan import ResolvedPlan
+from omni_runtime.orchestrator.state import AudioPiece, RequestId, RequestState, StageName, StageRecord, StageUsage
+from omni_runtime.topology.types import Modality
+
+SECONDS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
+FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
+AUDIBLE_UNDERRUN_SECONDS = 0.1
+
+_FAILURES = {"client_disconnect": "client_disconnect", "client_abort": "client_abort"}
+
+
+@dataclass(slots=True)
+class _Playback:
+    """A player that starts with the first chunk: how long it ran dry, and how much it has."""
+
+    stage: StageName
+    replica: str
+    first_at: float
+    seconds: float = 0.0
+    frames: int = 0
+    underrun: float = 0.0
+
+    def add(self, piece: AudioPiece, now: float) -> None:
+        dry = (now - self.first_at) - (self.seconds + self.underrun)
+        self.underrun += max(0.0, dry)
+        self.seconds += piece.seconds
+        self.frames += piece.frames
+
+
+class EntryMetrics:
+    """The orchestrator's observer."""
+
+    def __init__(self, plan: ResolvedPlan) -> None:
+        self.registry = CollectorRegistry()
+        self._model = plan.model.served_name
+        self._engines = {s.name: s.engine.value for s in plan.stages}
+        self._first_stage = plan.stages[0].name
+        self._stages = tuple(s.name for s in plan.stages)
+        self._playing: dict[RequestId, _Playback] = {}
+
+        model, stage, replica = ["model_name"], ["model_name", "stage"], ["model_name", "stage", "replica"]
+        self._running = self._gauge("vllm_omni:num_requests_running", "Requests bound to stage replicas.", model)
+        self._waiting = self._gauge("vllm_omni:num_requests_waiting", "Requests in the entry's queue.", model)
+        self._success = self._counter(
+            "vllm_omni:requests_success", "Requests that ended well.", [*model, "finished_reason"]
+        )
+        self._failed = self._counter("vllm_omni:requests_failed", "Requests that did not.", [*model, "reason"])
+        self._e2e = self._histogram("vllm_omni:e2e_request_latency_s", "Queue to last output.", model, SECONDS)
+        self._queue_wait = self._histogram("vllm_omni:request_queue_wait_s", "Wait in the entry's queue.", model, FAST)
+        self._prompt_tokens = self._counter("vllm_omni:prompt_tokens", "Prompt tokens.", model)
+        self._generation_tokens = self._counter("vllm_omni:generation_tokens", "Generated tokens.", model)
+        self._ttfp = self._histogram("vllm_omni:audio_ttfp_s", "Queue to first audio chunk.", replica, SECONDS)
+        self._rtf = self._histogram("vllm_omni:audio_rtf", "Request seconds per audio second.", replica, RATIOS)
+        self._duration = self._histogram("vllm_omni:audio_duration_s", "Audio seconds per request.", replica, SECONDS)
+        self._frames = self._counter("vllm_omni:audio_frames", "Codec or acoustic frames that became audio.", replica)
+        self._underrun = self._histogram(
+            "vllm_omni:audio_underrun_s",
+            "Seconds that a player which starts at the first chunk runs dry.",
+            replica,
+            FAST,
+        )
+        self._continuity = self._counter(
+            "vllm_omni:audio_continuity_ok", "Requests without an audible gap.", [*replica, "threshold_ms"]
+        )
+        self._stage_waiting = self._gauge(
+            "vllm_omni:stage_waiting_requests", "Requests of the entry's queue that need this stage.", stage
+        )
+        self._stage_queue = self._histogram("vllm_omni:stage_in_queue_s", "Wait in a replica's queue.", stage, FAST)
+        self._stage_time = self._histogram(
+            "vllm_omni:stage_gen_time_s", "Computing seconds of a stage per request.", [*stage, "stage_type"], SECONDS
+        )
+        self._share = self._histogram(
+            "omni:ttfp_component_seconds",
+            "Shares of the time to the first audio chunk.",
+            ["model_name", "component", "stage"],
+            FAST,
+        )
+        self._live = self._gauge("omni:stage_live_replicas", "Replicas that may get work.", stage)
+        self._members = self._gauge("omni:stage_registered_replicas", "Replicas that have registered.", stage)
+        self._lost = self._counter("omni:replicas_lost", "Replicas that fell silent or closed.", stage)
+        self._refused = self._counter("omni:replicas_refused", "Hellos refused: revision, contract, stage.", stage)
+        self._messages = self._counter("omni:control_messages", "Messages from stage replicas.", ["kind"])
+        self._touch()
+
+    def _touch(self) -> None:
+        """Series without events read 0, not "absent": a query over them works from the start."""
+        m = self._model
+        for series in (self._running, self._waiting, self._e2e, self._queue_wait):
+            series.labels(m)
+        self._success.labels(m, "stop")
+        for reason in ("client_disconnect", "client_abort", "stage_error", "unknown"):
+            self._failed.labels(m, reason)
+        for name in self._stages:
+            for per_stage in (self._stage_waiting, self._stage_queue, self._live, self._members, self._lost):
+                per_stage.labels(m, name)
+            self._stage_time.labels(m, name, self._engines[name])
+
+    def render(self) -> tuple[bytes, str]:
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+    # --- the orchestrator's observer
+
+    def queue_changed(self, running: int, waiting: int, per_stage: Mapping[StageName, int]) -> None:
+        self._running.labels(self._model).set(running)
+        self._waiting.labels(self._model).set(waiting)
+        for name in self._stages:
+            self._stage_waiting.labels(self._model, name).set(per_stage.get(name, 0))
+
+    def replicas_changed(self, stage: StageName, live: int, total: int) -> None:
+        self._live.labels(self._model, stage).set(live)
+        self._members.labels(self._model, stage).set(total)
+
+    def audio_piece(self, state: RequestState, stage: StageName, piece: AudioPiece, now: float) -> None:
+        if not piece.pcm:
+            return
+        playback = self._playing.get(state.spec.request)
+        if playback is None:
+            replica = state.stages[stage].replica
+            playback = self._playing[state.spec.request] = _Playback(stage, replica, first_at=now)
+            self._ttfp.labels(self._model, stage, replica).observe(now - state.queued_at)
+            self._observe_shares(state, now)
+        playback.add(piece, now)
+
+    def _observe_shares(self, state: RequestState, now: float) -> None:
+        """Where the time to the first chunk went, at the moment of the first chunk (T32).
+
+        A stage's own queue ends when its engine takes the request. From there to the moment when the next stage has
+        work is its compute, which includes the transfer; the transfer alone is told at the stage's end.
+        """
+        bound = state.bound_at if state.bound_at is not None else now
+        self._share.labels(self._model, "queue", "entry").observe(bound - state.queued_at)
+        starts = [(n, r.started_at) for n, r in state.stages.items() if r.started_at is not None]
+        starts.sort(key=lambda item: item[1])
+        for i, (name, started) in enumerate(starts):
+            if name == self._first_stage:
+                self._share.labels(self._model, "queue", name).observe(started - bound)
+            ended = starts[i + 1][1] if i + 1 < len(starts) else now
+            self._share.labels(self._model, "compute", name).observe(ended - started)
+
+    def stage_ended(self, stage: StageName, record: StageRecord, usage: StageUsage) -> None:
+        self._stage_time.labels(self._model, stage, self._engines[stage]).observe(usage.compute_seconds)
+        self._stage_queue.labels(self._model, stage).observe(usage.queue_seconds)
+        self._share.labels(self._model, "transfer", stage).observe(usage.transfer_seconds)
+        self._prompt_tokens.labels(self._model).inc(usage.prompt_tokens)
+        self._generation_tokens.labels(self._model).inc(usage.completion_tokens)
+
+    def request_ended(self, state: RequestState, outcome: str, reason: str, now: float) -> None:
+        playback = self._playing.pop(state.spec.request, None)
+        if outcome != "success":
+            kind = _FAILURES.get(reason, "stage_error" if reason[:1].isupper() else "unknown")
+            self._failed.labels(self._model, kind).inc()
+            return
+        seconds = now - state.queued_at
+        self._success.labels(self._model, reason).inc()
+        self._e2e.labels(self._model).observe(seconds)
+        if state.bound_at is not None:
+            self._queue_wait.labels(self._model).observe(state.bound_at - state.queued_at)
+        if playback is not None and Modality.AUDIO in state.spec.modalities:
+            labels = (self._model, playback.stage, playback.replica)
+            self._duration.labels(*labels).observe(playback.seconds)
+            self._rtf.labels(*labels).observe(seconds / max(playback.seconds, 1e-9))
+            self._underrun.labels(*labels).observe(playback.underrun)
+            self._frames.labels(*labels).inc(playback.frames)
+            if playback.underrun <= AUDIBLE_UNDERRUN_SECONDS:
+                self._continuity.labels(*labels, "100").inc()
+
+    def message_received(self, kind: str) -> None:
+        self._messages.labels(kind).inc()
+
+    def replica_refused(self, stage: StageName) -> None:
+        self._refused.labels(self._model, stage).inc()
+
+    def replica_lost(self, stage: StageName) -> None:
+        self._lost.labels(self._model, stage).inc()
+
+    # --- builders
+
+    def _gauge(self, name: str, help_text: str, labels: list[str]) -> Gauge:
+        return Gauge(name, help_text, labels, registry=self.registry)
+
+    def _counter(self, name: str, help_text: str, labels: list[str]) -> Counter:
+        return Counter(name, help_text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, help_text: str, labels: list[str], buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, help_text, labels, buckets=buckets, registry=self.registry)

@@ -1,0 +1,48 @@
+"""What the routers share: one value, built by `entry`, kept in `app.state.context`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fastapi import Request
+
+from omni_runtime.deploy.plan import ResolvedPlan
+from omni_runtime.orchestrator.calls import Call, RequestHandle
+from omni_runtime.orchestrator.status import OrchestratorStatus
+from omni_runtime.topology.types import Modality
+
+
+class Requests(Protocol):
+    """The part of the orchestrator that the API surfaces use."""
+
+    @property
+    def failed(self) -> str | None: ...
+    def submit(self, call: Call) -> RequestHandle: ...
+    def status(self) -> OrchestratorStatus: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServingContext:
+    plan: ResolvedPlan
+    requests: Requests
+    render_metrics: Callable[[], tuple[bytes, str]]  # body, content type
+    inputs: tuple[str, ...]  # kinds of input that the topology takes
+    version: str
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return (self.plan.model.served_name,)
+
+    @property
+    def outputs(self) -> frozenset[Modality]:
+        return frozenset(m for s in self.plan.stages for m in s.emits)
+
+
+def context_of(request: Request) -> ServingContext:
+    context = request.app.state.context
+    assert isinstance(context, ServingContext)
+    return context

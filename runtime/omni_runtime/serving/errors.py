@@ -1,0 +1,113 @@
+"""Errors as OpenAI's clients expect them. Status and code come from the error's class, in one place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from omni_runtime.errors import FieldError, InvalidRequest, OmniError
+from omni_runtime.logs import get_logger
+from omni_runtime.orchestrator.admission import Overloaded
+
+log = get_logger(__name__)
+
+
+class UnknownModel(OmniError):
+    code = "model_not_found"
+    http_status = 404
+
+
+class BodyTooLarge(OmniError):
+    code = "BodyTooLarge"
+    http_status = 413
+
+
+_TYPES = {
+    400: "invalid_request_error",
+    404: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+def error_body(error: OmniError) -> dict[str, Any]:
+    kind = _TYPES.get(error.http_status, "server_error")
+    return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
+
+
+def error_response(error: OmniError) -> Response:
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(error.retry_after_seconds)
+    elif error.http_status == 503:
+        headers["retry-after"] = "5"
+    body = msgspec.json.encode(error_body(error))
+    return Response(body, status_code=error.http_status, media_type="application/json", headers=headers)
+
+
+def invalid_fields(error: ValidationError) -> InvalidRequest:
+    """Every violation with its path, value and what would be right."""
+    problems = []
+    for item in error.errors(include_url=False, include_context=False)[:20]:
+        shown = (
+            item["input"]
+            if isinstance(item["input"], str | int | float | bool | None)
+            else type(item["input"]).__name__
+        )
+        problems.append(str(FieldError(_path(item["loc"]), str(shown)[:80], *_advice(item["type"], item["msg"]))))
+    return InvalidRequest("; ".join(problems))
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not (step.startswith(("list[", "constrained-", "nullable", "function-")) or step in _UNION_TAGS):
+            path += f".{step}" if path else step
+    return path or "body"
+
+
+#: Names that pydantic puts into a location for the branch of a union; no field of a request has them.
+_UNION_TAGS = frozenset({"str", "none"})
+
+
+def _advice(kind: str, message: str) -> tuple[str, str]:
+    if kind == "missing":
+        return "is missing", "add it"
+    text = message.removeprefix("Value error, ")
+    if ";" in text:
+        problem, _, fix = text.partition(";")
+        return problem, fix.strip()
+    return "invalid value", text[:1].lower() + text[1:]
+
+
+def install(app: FastAPI) -> None:
+    """Every error leaves the server in the same form."""
+
+    async def on_omni_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, OmniError)
+        return error_response(error)
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        body = {"error": {"message": str(error.detail), "type": "invalid_request_error", "param": None, "code": None}}
+        return Response(
+            msgspec.json.encode(body),
+            error.status_code,
+            media_type="application/json",
+            headers=dict(error.headers or {}),
+        )
+
+    async def on_bug(request: Request, error: Exception) -> Response:
+        log.exception("request.bug", path=request.url.path)
+        return error_response(OmniError("internal error; the entry's log has the details under this request's id"))
+
+    app.add_exception_handler(OmniError, on_omni_error)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(Exception, on_bug)

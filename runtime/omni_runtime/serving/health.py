@@ -1,0 +1,49 @@
+"""Probes, /metrics, /omni/status.
+
+/livez: the process works; a dead stage never restarts the entry. /health and /ready: every stage that the outputs need
+has a live replica, otherwise 503 with the stage's name (T69).
+"""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from omni_runtime.serving.context import context_of
+
+router = APIRouter()
+
+
+def _json(body: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+@router.get("/livez")
+async def get_live(request: Request) -> Response:
+    failed = context_of(request).requests.failed
+    return _json({"status": "failed", "reason": failed}, 500) if failed else _json({"status": "alive"})
+
+
+@router.get("/health")
+@router.get("/ready")
+async def get_ready(request: Request) -> Response:
+    status = context_of(request).requests.status()
+    if status.ready:
+        return _json({"status": "healthy", "pipeline": status.pipeline, "revision": status.revision})
+    if status.draining:
+        reason = "the entry is draining"
+    else:
+        reason = f"no live replica of stage {', '.join(status.missing)}"
+    return _json({"status": "unhealthy", "reason": reason, "missing": status.missing}, 503)
+
+
+@router.get("/omni/status")
+async def get_status(request: Request) -> Response:
+    return _json(context_of(request).requests.status())
+
+
+@router.get("/metrics")
+async def get_metrics(request: Request) -> Response:
+    body, content_type = context_of(request).render_metrics()
+    return Response(body, headers={"content-type": content_type})
