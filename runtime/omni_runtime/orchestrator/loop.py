@@ -438,10 +438,15 @@ class Orchestrator:
                 self._dispatch(request, ReplicaGone(stage, replica, "no longer knows the request"))
 
     async def _tick(self) -> None:
+        interval = self._liveness.heartbeat_seconds
+        before = self._clock()
         while True:
-            await asyncio.sleep(self._liveness.heartbeat_seconds)
+            await asyncio.sleep(interval)
             now = self._clock()
+            stall, before = now - before - interval, now
             for stage, pool in self._pools.items():
+                if stall > interval:  # we slept, not they: their heartbeats wait in our socket
+                    pool.excuse(stall)
                 for replica in tuple(pool.members):
                     self._send_to(stage, replica.id, control.Ping())
                 for lost in pool.expire(now):

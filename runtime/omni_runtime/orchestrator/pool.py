@@ -138,6 +138,11 @@ class StagePool:
         if member is not None and member.unreachable_since is None:
             member.unreachable_since = now
 
+    def excuse(self, seconds: float) -> None:
+        """Silence that was our own: this process could not listen for so long."""
+        for member in self._replicas.values():
+            member.last_seen += seconds
+
     def leave(self, replica: ReplicaId) -> None:
         """Drain: nothing new; what is bound goes on (T44)."""
         member = self._replicas.get(replica)
