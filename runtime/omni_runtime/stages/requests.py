@@ -97,6 +97,7 @@ class _Active:
     deadline_at: float
     upstream: dict[str, _Edge]
     pending_puts: dict[str, int] = field(default_factory=dict)
+    closed_edges: set[str] = field(default_factory=set)
     first_chunk_at: float | None = None
     started_at: float | None = None
     transfer_seconds: float = 0.0
@@ -230,6 +231,17 @@ class RequestBook:
             return self._finish(request, active)
         return ()
 
+    def put_closed(self, request: str, edge: str) -> tuple[Action, ...]:
+        """The consumer wants no more. Not an error here: it may be done early, and if it failed, it says so itself."""
+        active = self._active.get(request)
+        if active is None:
+            return ()
+        active.closed_edges.add(edge)
+        active.pending_puts[edge] = 0
+        if active.done is not None and not any(active.pending_puts.values()):
+            return self._finish(request, active)
+        return ()
+
     def put_failed(self, request: str, edge: str, code: str, message: str) -> tuple[Action, ...]:
         if request not in self._active:
             return ()
@@ -244,6 +256,8 @@ class RequestBook:
             return ()
         match output:
             case EdgeOut(edge=edge, payload=payload):
+                if edge in active.closed_edges:
+                    return ()
                 active.pending_puts[edge] = active.pending_puts.get(edge, 0) + 1
                 return (Put(request, edge, payload),)
             case TextOut(text=text, token_ids=ids):

@@ -257,12 +257,15 @@ class Worker:
     def _pump(self, request: str, edge: str) -> _Pump:
         key = (request, edge)
         if key not in self._pumps:
-            self._pumps[key] = _Pump(self._edges, request, edge, self._on_put, self._on_put_failed)
+            self._pumps[key] = _Pump(self._edges, request, edge, self._on_put, self._on_put_closed, self._on_put_failed)
             self._pumps[key].task.add_done_callback(lambda _: self._pumps.pop(key, None))
         return self._pumps[key]
 
     def _on_put(self, request: str, edge: str) -> None:
         self._perform(self._book.put_done(request, edge))
+
+    def _on_put_closed(self, request: str, edge: str) -> None:
+        self._perform(self._book.put_closed(request, edge))
 
     def _on_put_failed(self, request: str, edge: str, code: str, message: str) -> None:
         self._perform(self._book.put_failed(request, edge, code, message))
@@ -330,9 +333,11 @@ class _Pump:
         request: str,
         edge: str,
         done: Callable[[str, str], None],
+        closed: Callable[[str, str], None],
         failed: Callable[[str, str, str, str], None],
     ) -> None:
-        self._edges, self._request, self._edge, self._done, self._failed = edges, request, edge, done, failed
+        self._edges, self._request, self._edge = edges, request, edge
+        self._done, self._closed, self._failed = done, closed, failed
         self._queue: asyncio.Queue[Payload] = asyncio.Queue()
         self.task = asyncio.create_task(self._run(), name=f"pump {edge}")
 
@@ -347,9 +352,8 @@ class _Pump:
             try:
                 await self._edges.put(self._request, self._edge, payload)
             except StreamClosed as error:
-                # The consumer wants no more: its own failure or abort reaches the orchestrator from there.
                 log.info("edge.closed_by_consumer", request=self._request, edge=self._edge, reason=str(error))
-                self._failed(self._request, self._edge, error.code, str(error))
+                self._closed(self._request, self._edge)
                 return
             except OmniError as error:
                 self._failed(self._request, self._edge, error.code, str(error))

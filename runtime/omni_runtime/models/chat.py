@@ -1,0 +1,116 @@
+"""OpenAI chat messages -> what the thinker's engine takes. One class per model family; used by the thinker alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from omni_runtime.errors import InvalidRequest
+from omni_runtime.models.media import SAMPLE_RATE, decode_audio, decode_image
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChatPrompt:
+    """prompt: a vLLM prompt (token ids or text, and media). row_meta: what the edge's first payload must say."""
+
+    prompt: dict[str, Any]
+    row_meta: dict[str, object] = field(default_factory=dict)
+
+
+class ChatFamily(Protocol):
+    def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
+        """Raises InvalidRequest when a message or part cannot be read. Thread-safe."""
+
+
+class TextChat:
+    """A text-only model with a chat template (smol_omni's thinker)."""
+
+    def __init__(self, model_path: str) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
+
+    def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
+        plain = [{"role": m["role"], "content": _text_only(m, i)} for i, m in enumerate(messages)]
+        ids = self._tokenizer.apply_chat_template(plain, add_generation_prompt=True, tokenize=True, return_dict=True)
+        return ChatPrompt(prompt={"prompt_token_ids": [int(t) for t in ids["input_ids"]]})
+
+
+class Qwen3OmniChat:
+    """Text, audio and images; media become placeholder tokens that vLLM expands."""
+
+    def __init__(self, model_path: str) -> None:
+        from transformers import AutoProcessor
+
+        self._processor: Any = AutoProcessor.from_pretrained(model_path)
+
+    def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
+        audio: list[Any] = []
+        images: list[Any] = []
+        turns = [
+            {
+                "role": m["role"],
+                "content": [self._part(p, f"messages[{i}].content[{j}]", audio, images) for j, p in parts],
+            }
+            for i, m in enumerate(messages)
+            for parts in [list(enumerate(_parts(m)))]
+        ]
+        text = self._processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        media: dict[str, Any] = {}
+        meta: dict[str, object] = {}
+        if audio:
+            media["audio"] = [(samples, SAMPLE_RATE) for samples in audio]
+            meta["audio_lengths"] = [self._mel_frames(samples) for samples in audio]
+        if images:
+            media["image"] = images
+            grid = self._processor.image_processor(images=images, return_tensors="np")["image_grid_thw"]
+            meta["image_grid_thw"] = [int(v) for v in grid.reshape(-1)]
+        prompt: dict[str, Any] = {"prompt": text}
+        if media:
+            prompt["multi_modal_data"] = media
+        return ChatPrompt(prompt=prompt, row_meta=meta)
+
+    def _part(self, part: Message, where: str, audio: list[Any], images: list[Any]) -> dict[str, Any]:
+        match part.get("type"):
+            case "text":
+                return {"type": "text", "text": str(part.get("text", ""))}
+            case "audio":
+                audio.append(decode_audio(part["data"], where))
+                return {"type": "audio"}
+            case "image":
+                images.append(decode_image(part["data"], where))
+                return {"type": "image"}
+            case kind:
+                raise InvalidRequest(f"{where}.type: {kind!r} is not supported; use text, input_audio or image_url")
+
+    def _mel_frames(self, samples: Any) -> int:
+        extractor = self._processor.feature_extractor
+        return int(min(len(samples), extractor.n_samples)) // int(extractor.hop_length)
+
+
+def chat_family(topology: str, model_path: str) -> ChatFamily:
+    if topology.startswith("qwen3_omni"):
+        return Qwen3OmniChat(model_path)
+    return TextChat(model_path)
+
+
+def _parts(message: Message) -> Sequence[Message]:
+    content = message.get("content")
+    if content is None:
+        return ()
+    if isinstance(content, str):
+        return ({"type": "text", "text": content},)
+    return tuple(content)
+
+
+def _text_only(message: Message, index: int) -> str:
+    texts = []
+    for j, part in enumerate(_parts(message)):
+        if part.get("type") != "text":
+            where = f"messages[{index}].content[{j}].type"
+            raise InvalidRequest(f"{where}: {part.get('type')!r} is not understood by this model; send text only")
+        texts.append(str(part.get("text", "")))
+    return "".join(texts)

@@ -1,0 +1,77 @@
+"""Engine options of a vLLM stage: plan values -> AsyncEngineArgs. Names are vLLM's own; values are strings."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from omni_runtime.errors import FieldError, InvalidPipeline
+from omni_runtime.stages.context import EngineContext
+
+_CPU_KV_CACHE_BYTES = 256 << 20
+
+
+def environment(context: EngineContext, threads: int, *, tapped: bool) -> dict[str, str]:
+    """Variables that vLLM reads when it starts its processes; none of them overrides what the pod sets."""
+    values = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    if context.stage.device.resource_name is None:
+        # Binding threads to cores would put every engine of a small node onto the same ones.
+        values["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        values["OMP_NUM_THREADS"] = str(threads)
+    if tapped:
+        values["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the tap reads the V1 runner's batch
+    return values
+
+
+def apply_environment(values: dict[str, str]) -> None:
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
+
+
+def engine_arguments(context: EngineContext, options: dict[str, str], *, tapped: bool) -> dict[str, Any]:
+    """Keyword arguments of AsyncEngineArgs. Raises InvalidPipeline for a value that is not what vLLM takes."""
+    arguments: dict[str, Any] = {
+        "model": context.model_path,
+        "revision": context.model.revision,
+        "max_num_seqs": context.stage.max_concurrency,
+        "tensor_parallel_size": context.stage.tensor_parallel,
+        "pipeline_parallel_size": context.stage.pipeline_parallel,
+        "enable_log_requests": False,
+        "disable_log_stats": True,
+        "mm_processor_cache_gb": 0,  # parts of a chat are rarely sent twice, and the cache is per process
+    }
+    if context.stage.device.resource_name is None:
+        arguments["kv_cache_memory_bytes"] = _CPU_KV_CACHE_BYTES
+        arguments["enforce_eager"] = True
+    else:
+        arguments["gpu_memory_utilization"] = context.stage.device.memory_fraction
+    for name, raw in options.items():
+        arguments[name] = _parse(context.stage.name, name, raw)
+    if tapped:
+        _check_tapped(context.stage.name, arguments)
+        arguments["enforce_eager"] = True
+        arguments["enable_prefix_caching"] = False
+        arguments["worker_extension_cls"] = "omni_runtime.stages.ar_vllm.tap.HiddenStateTap"
+    return arguments
+
+
+def _parse(stage: str, name: str, raw: str) -> Any:
+    """JSON where it is JSON (numbers, booleans, objects), else the text itself."""
+    try:
+        return json.loads(raw)
+    except ValueError:
+        if raw[:1] in "{[":
+            raise _invalid(stage, name, raw, "is not valid JSON", "check quotes and brackets") from None
+        return raw
+
+
+def _check_tapped(stage: str, arguments: dict[str, Any]) -> None:
+    if arguments.get("enforce_eager") is False:
+        raise _invalid(stage, "enforce_eager", "false", "the next stage needs hidden states", "remove it")
+    if arguments.get("enable_prefix_caching") is True:
+        raise _invalid(stage, "enable_prefix_caching", "true", "a cache hit computes no hidden states", "remove it")
+
+
+def _invalid(stage: str, name: str, value: str, problem: str, fix: str) -> InvalidPipeline:
+    return InvalidPipeline((FieldError(f"spec.stages[{stage}].engineArgs.{name}", value, problem, fix),))

@@ -1,0 +1,173 @@
+"""smol_omni's voice: streamed PCM equals one-shot synthesis; same seed, same audio (R20, R22, R27)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from plans import TALKER_EDGE, THINKER_EDGE, a_context, a_plan
+
+from omni_runtime.errors import InvalidRequest
+from omni_runtime.protocol.payload import Payload
+from omni_runtime.stages.engine import AudioOut, Done, EdgeOut, StageEngine, StageOutput, StageRequest, Started
+
+hibari = pytest.importorskip("hibari")
+
+from omni_runtime.stages.hibari.acoustic import SPECTRA, HibariAcousticEngine, PhraseFrames, chunk_bounds  # noqa: E402
+from omni_runtime.stages.hibari.synthesis import Noise, PhraseSynthesis  # noqa: E402
+from omni_runtime.stages.hibari.vocoder import HibariVocoderEngine  # noqa: E402
+
+TEXT = "The operator watches the cluster."
+
+
+@pytest.fixture(scope="module")
+def acoustic() -> HibariAcousticEngine:
+    engine = HibariAcousticEngine(a_context(a_plan(chunk=(8, 24, 0)), "talker"))
+    engine.load()
+    return engine
+
+
+@pytest.fixture(scope="module")
+def vocoder() -> HibariVocoderEngine:
+    engine = HibariVocoderEngine(a_context(a_plan(), "code2wav"))
+    engine.load()
+    return engine
+
+
+@pytest.fixture(scope="module")
+def phrase(acoustic: HibariAcousticEngine) -> PhraseFrames:
+    (phonemes,) = acoustic._net.phonemize(TEXT)
+    frames = acoustic.run(phonemes)
+    assert frames is not None
+    return frames
+
+
+class SameNoise:
+    """Stands in for the generator of the one-shot synthesis: the noise of `Noise(seed)`, in its layout."""
+
+    def __init__(self, seed: int, frames: int) -> None:
+        self._noise = Noise(seed).frames(frames, 601)
+
+    def standard_normal(self, shape: tuple[int, int], dtype: type) -> np.ndarray:
+        return np.ascontiguousarray(self._noise.T).view(np.float32)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 24, 96, 10_000])
+@pytest.mark.parametrize("frames", [1, 2, 3, 7, 60, None])
+def test_streamed_equals_one_shot(phrase: PhraseFrames, chunk: int, frames: int | None) -> None:
+    total = frames or phrase.frames
+    spectra = {n: phrase.spectra[n][:total] for n in SPECTRA}
+    f0 = phrase.f0[:total]
+    parts = [np.array(spectra[n].T, dtype=np.float32) for n in SPECTRA]
+    expected = hibari.dsp.synth(*parts, f0.copy(), SameNoise(7, total))
+    synthesis = PhraseSynthesis(Noise(7))
+    pieces = [
+        synthesis.push(
+            {n: s[start : start + chunk] for n, s in spectra.items()},
+            f0[start : start + chunk],
+            last=start + chunk >= total,
+        )
+        for start in range(0, total, chunk)
+    ]
+    streamed = np.concatenate(pieces)
+    assert streamed.shape == expected.shape == (total * 300,)
+    assert np.abs(streamed - expected).max() <= 1e-5
+
+
+def test_a_wrong_noise_is_noticed(phrase: PhraseFrames) -> None:
+    parts = [np.array(phrase.spectra[n].T, dtype=np.float32) for n in SPECTRA]
+    expected = hibari.dsp.synth(*parts, phrase.f0.copy(), SameNoise(8, phrase.frames))
+    streamed = PhraseSynthesis(Noise(7)).push(phrase.spectra, phrase.f0, last=True)
+    assert np.abs(streamed - expected).max() > 1e-5
+
+
+def test_most_of_a_chunk_leaves_at_once(phrase: PhraseFrames) -> None:
+    head = {n: s[:24] for n, s in phrase.spectra.items()}
+    assert PhraseSynthesis(Noise(0)).push(head, phrase.f0[:24], last=False).size >= (24 - 5) * 300
+
+
+def test_chunk_bounds() -> None:
+    assert list(chunk_bounds(70, 0, 8, 24)) == [(0, 8), (8, 32), (32, 56), (56, 70)]
+    assert list(chunk_bounds(30, 70, 8, 24)) == [(0, 24), (24, 30)]
+
+
+def segment(text: str, start: int = 0, *, finished: bool = False) -> Payload:
+    utf8 = np.frombuffer(text.encode(), np.uint8)
+    return Payload(start=start, rows=len(utf8), finished=finished, tensors={"utf8": utf8} if text else {})
+
+
+def drain(engine: StageEngine) -> list[StageOutput]:
+    outputs: list[StageOutput] = []
+    while more := engine.poll(0.0):
+        outputs.extend(more)
+    return outputs
+
+
+def speak(acoustic: HibariAcousticEngine, *texts: str, request: str = "r") -> list[StageOutput]:
+    acoustic.submit(StageRequest(request, {}, {}, (THINKER_EDGE,), (TALKER_EDGE,)))
+    for text in texts:
+        acoustic.feed(request, THINKER_EDGE, segment(text))
+    acoustic.feed(request, THINKER_EDGE, segment("", finished=True))
+    return drain(acoustic)
+
+
+def decode(
+    vocoder: HibariVocoderEngine, chunks: list[Payload], seed: int | None = None, request: str = "r"
+) -> np.ndarray:
+    vocoder.submit(StageRequest(request, {"seed": seed}, {}, (TALKER_EDGE,), ()))
+    for chunk in chunks:
+        vocoder.feed(request, TALKER_EDGE, chunk)
+    outputs = drain(vocoder)
+    assert isinstance(outputs[-1], Done)
+    return np.concatenate([np.frombuffer(o.pcm, "<f4") for o in outputs if isinstance(o, AudioOut)] or [np.zeros(0)])
+
+
+def test_acoustic_positions_are_gapless_and_the_end_is_marked_r6(acoustic: HibariAcousticEngine) -> None:
+    outputs = speak(acoustic, "One sentence.", "And another one, a bit longer.")
+    assert isinstance(outputs[0], Started)
+    payloads = [o.payload for o in outputs if isinstance(o, EdgeOut)]
+    assert payloads[0].rows == 8, "the first chunk is the initial one"
+    assert [p.start for p in payloads] == list(np.cumsum([0] + [p.rows for p in payloads[:-1]]))
+    assert [p.finished for p in payloads] == [False] * (len(payloads) - 1) + [True]
+    assert isinstance(outputs[-1], Done)
+    assert outputs[-1].frames == sum(p.rows for p in payloads) > 100
+
+
+def test_pcm_is_complete_and_depends_on_the_seed_alone_r27(
+    acoustic: HibariAcousticEngine, vocoder: HibariVocoderEngine
+) -> None:
+    chunks = [o.payload for o in speak(acoustic, TEXT) if isinstance(o, EdgeOut)]
+    alone = decode(vocoder, chunks)
+    assert alone.size == 300 * sum(c.rows for c in chunks)
+    assert np.abs(alone).max() > 0.05, "speech, not silence"
+    assert np.array_equal(alone, decode(vocoder, chunks))
+    assert not np.array_equal(alone, decode(vocoder, chunks, seed=5))
+    for name in ("a", "b"):
+        vocoder.submit(StageRequest(name, {}, {}, (TALKER_EDGE,), ()))
+    for chunk in chunks:
+        vocoder.feed("a", TALKER_EDGE, chunk)
+        vocoder.feed("b", TALKER_EDGE, chunk)
+    together = [o for o in drain(vocoder) if isinstance(o, AudioOut)]
+    for name in ("a", "b"):
+        assert np.array_equal(
+            np.concatenate([np.frombuffer(o.pcm, "<f4") for o in together if o.request == name]), alone
+        )
+
+
+def test_an_answer_without_a_sound_ends_well(acoustic: HibariAcousticEngine, vocoder: HibariVocoderEngine) -> None:
+    chunks = [o.payload for o in speak(acoustic) if isinstance(o, EdgeOut)]
+    assert [(c.rows, c.finished) for c in chunks] == [(0, True)]
+    assert decode(vocoder, chunks).size == 0
+
+
+def test_only_the_loaded_voice_speaks_r58(acoustic: HibariAcousticEngine) -> None:
+    with pytest.raises(InvalidRequest, match=r"audio\.voice.*heart"):
+        acoustic.submit(StageRequest("v", {"voice": "../../etc/passwd"}))
+
+
+def test_abort_leaves_nothing(acoustic: HibariAcousticEngine) -> None:
+    acoustic.submit(StageRequest("x", {}, {}, (THINKER_EDGE,), (TALKER_EDGE,)))
+    acoustic.feed("x", THINKER_EDGE, segment(TEXT))
+    acoustic.abort("x")
+    acoustic.feed("x", THINKER_EDGE, segment(TEXT))
+    assert drain(acoustic) == []
+    assert acoustic.stats().running == acoustic.stats().waiting == 0
