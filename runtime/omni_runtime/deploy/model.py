@@ -12,9 +12,9 @@ from omni_runtime.deploy.plan import ModelRef
 
 Target = Literal["kubernetes", "local"]
 
-_HUB_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")
-_PACKAGED = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")
-_CLAIM = re.compile(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_PACKAGED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 def resolve_model(
@@ -56,14 +56,14 @@ def _check_form(uri: str, scheme: str, rest: str, bad: Violations) -> None:
         bad.add(path, uri, "it contains spaces or control characters", "remove them")
     elif ".." in rest.split("/"):
         bad.add(path, uri, "it climbs out of its folder", "remove the '..' parts")
-    elif scheme == "hf" and not _HUB_ID.match(rest):
+    elif scheme == "hf" and not _HUB_ID.fullmatch(rest):
         bad.add(path, uri, "not a hub id", "write hf://ORG/NAME; a branch or commit goes into spec.model.revision")
-    elif scheme == "packaged" and not _PACKAGED.match(rest):
+    elif scheme == "packaged" and not _PACKAGED.fullmatch(rest):
         bad.add(path, uri, "not the name of a packaged model", "write packaged://NAME, such as packaged://smol-omni")
     elif scheme == "file" and (not rest.startswith("/") or rest.strip("/") == ""):
         bad.add(path, uri, "not an absolute path", "write file:///PATH with three slashes")
     elif scheme == "pvc":
-        if not _CLAIM.match(rest.partition("/")[0]):
+        if not _CLAIM.fullmatch(rest.partition("/")[0]):
             bad.add(path, uri, "it does not start with the name of a claim", "write pvc://CLAIM/PATH")
     elif scheme not in ("hf", "packaged", "file", "pvc"):
         bad.add(path, uri, f"unknown scheme {scheme!r}", "use hf://, pvc://, file:/// or packaged://")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 
-_FORM = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$")
+_FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
 _FACTORS = {
     "m": Decimal(1) / 1000,
     "": Decimal(1),
@@ -16,16 +17,13 @@ _FACTORS = {
 
 def parse_quantity(text: str) -> Decimal:
     """The plain number: cores, or bytes. Raises ValueError for what is no quantity."""
-    match = _FORM.match(text)
+    match = _FORM.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no quantity such as 500m, 2 or 16Gi")
     return Decimal(match[1]) * _FACTORS[match[2] or ""]
 
 
 def format_bytes(count: int | Decimal) -> str:
-    """The smallest binary quantity that holds `count` bytes, for advice: 4210688 -> "5Mi"."""
-    for suffix in ("Gi", "Mi", "Ki"):
-        factor = _FACTORS[suffix]
-        if count >= 4 * factor or suffix == "Ki":
-            return f"{-int(-count // factor)}{suffix}"
-    raise AssertionError("unreachable: the last suffix always returns")
+    """The smallest whole binary quantity that holds `count` bytes, for advice: 4210688 -> "5Mi"."""
+    suffix = next((s for s in ("Gi", "Mi") if count >= 4 * _FACTORS[s]), "Ki")
+    return f"{math.ceil(count / _FACTORS[suffix])}{suffix}"

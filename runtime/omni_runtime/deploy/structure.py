@@ -63,7 +63,7 @@ def resolve_structure(spec: PipelineSpec, topology: Topology, bad: Violations) -
     stages = _stages(spec, topology, bad)
     names = [s.name for s in stages]
     asked = _asked_edges(spec, topology, names, bad)
-    _check_cycle(asked, bad)
+    _check_cycle(names, asked, bad)
     templates = {s.name: s.template for s in stages}
     edges = [e for e in (_edge_node(a, templates, topology, bad) for a in asked) if e is not None]
     if len(bad.found) > before or not stages:
@@ -165,8 +165,8 @@ def _asked_edges(spec: PipelineSpec, topology: Topology, names: Sequence[str], b
     return list(asked.values())
 
 
-def _check_cycle(asked: Sequence[_AskedEdge], bad: Violations) -> None:
-    nodes = list(dict.fromkeys(name for edge in asked for name in edge.ends))
+def _check_cycle(names: Sequence[str], asked: Sequence[_AskedEdge], bad: Violations) -> None:
+    nodes = list(dict.fromkeys([*names, *(name for edge in asked for name in edge.ends)]))
     loop = graph.find_cycle(nodes, [edge.ends for edge in asked])
     if loop is None:
         return
