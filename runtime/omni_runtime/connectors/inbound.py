@@ -15,7 +15,7 @@ class Assembled:
     whole: bool  # `data` is what came with the one piece, not a copy
 
 
-class Duplicate(Exception):  # noqa: N818 - not an error: the piece is dropped
+class Duplicate(Exception):
     pass
 
 

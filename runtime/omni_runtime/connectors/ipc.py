@@ -96,6 +96,11 @@ class FrameChannel(asyncio.Protocol):
         self._on_lost(f"{self._reason}: {exc}" if exc is not None else self._reason)
 
 
+def _set_once(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 async def _receive_frame(sock: socket.socket) -> tuple[bytes, list[int]]:
     """One body-less frame and the descriptors that came with it. The other side must send nothing after it."""
     loop = asyncio.get_running_loop()
@@ -110,7 +115,7 @@ async def _receive_frame(sock: socket.socket) -> tuple[bytes, list[int]]:
             if len(data) == whole:
                 return data[FRAME_PREFIX.size :], descriptors
         readable: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(sock, lambda f: f.done() or f.set_result(None), readable)
+        loop.add_reader(sock, _set_once, readable)
         try:
             await readable
         finally:
@@ -148,7 +153,7 @@ async def dial(path: Path, attach: wire.Attach, deadline_s: float) -> tuple[sock
     return sock, answer, fds[0]
 
 
-class Refusal(Exception):  # noqa: N818 - a verdict of the sidecar, which the client turns into an OmniError
+class Refusal(Exception):
     """The sidecar will not serve this engine; trying again is useless."""
 
     def __init__(self, code: str, message: str) -> None:

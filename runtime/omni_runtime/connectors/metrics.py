@@ -19,10 +19,18 @@ class SidecarMetrics:
         self._model = model_name
         self.size = Histogram("vllm_omni:transfer_size_bytes", "Bytes of a chunk", _EDGE, buckets=_BYTES, registry=r)
         self.tx = Histogram(
-            "vllm_omni:transfer_tx_s", "Put until the producer's sidecar has sent it", _EDGE, buckets=_SECONDS, registry=r
+            "vllm_omni:transfer_tx_s",
+            "Put until the producer's sidecar has sent it",
+            _EDGE,
+            buckets=_SECONDS,
+            registry=r,
         )
         self.rx = Histogram(
-            "vllm_omni:transfer_rx_s", "First to last byte at the consumer's sidecar", _EDGE, buckets=_SECONDS, registry=r
+            "vllm_omni:transfer_rx_s",
+            "First to last byte at the consumer's sidecar",
+            _EDGE,
+            buckets=_SECONDS,
+            registry=r,
         )
         self.in_flight = Histogram(
             "vllm_omni:transfer_in_flight_s", "Put until handed to the consumer", _EDGE, buckets=_SECONDS, registry=r

@@ -41,6 +41,8 @@ class _Outgoing:
     sent: int = 0  # bytes of the first queued piece
     unacknowledged: int = 0
     ready: bool = False
+    finishing: bool = False  # the chunk on its way is the last one
+    finished: bool = False  # and its last byte has been sent
 
 
 class PeerSession:
@@ -70,6 +72,11 @@ class PeerSession:
         self._forget(stream)
         self._listener.send(self, wire.Failed(stream, code, message))
 
+    @property
+    def idle(self) -> bool:
+        """Everything that was sent has been stored at the other side."""
+        return not any(s.queue or s.unacknowledged for s in self._streams.values())
+
     # --- from the peer
 
     def on_message(self, message: wire.FromConsumerSidecar) -> None:
@@ -80,7 +87,10 @@ class PeerSession:
                 stream = self._streams.get(number)
                 if stream is not None:
                     stream.unacknowledged = max(0, stream.unacknowledged - fragments)
-                    self._make_ready(stream)
+                    if stream.finished and not stream.unacknowledged:
+                        self._forget(number)
+                    else:
+                        self._make_ready(stream)
             case wire.Credit(number, pieces):
                 hub.apply(hub.table.credit(Port(self.session, number), pieces, now))
             case wire.Open():
@@ -152,8 +162,11 @@ class PeerSession:
             message = wire.Fragment(stream.stream, stream.sent)
         stream.sent += len(part)
         stream.unacknowledged += 1
+        if put.chunk is not None:
+            stream.finishing = put.chunk.finished
         done = stream.sent >= put.length
         if done:
+            stream.finished = stream.finishing and put.last
             stream.queue.popleft()
             stream.sent = 0
         if not self._listener.send(self, message, part):
@@ -222,6 +235,10 @@ class PeerListener:
         if peer is not None:
             self._hub.consumers.pop(peer.session, None)
             peer.lost(reason)
+
+    @property
+    def idle(self) -> bool:
+        return all(peer.idle for peer in self._peers.values())
 
     def tick(self) -> None:
         now = time.monotonic()

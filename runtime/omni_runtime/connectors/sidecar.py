@@ -99,7 +99,7 @@ class Sidecar:
                 self.hub.tick()
                 self.links.tick()
                 self.listener.tick()
-            except Exception:  # noqa: BLE001 - one bad stream must not stop the janitor of all others
+            except Exception:
                 log.exception("sidecar.tick_failed")
 
     async def drain(self) -> bool:
@@ -107,7 +107,7 @@ class Sidecar:
         self._ready = False
         deadline = time.monotonic() + self.options.grace_seconds
         log.info("sidecar.draining", engines=len(self.hub.engines), streams=len(self.hub.table))
-        while not self.hub.idle:
+        while not (self.hub.idle and self.listener.idle):
             if time.monotonic() > deadline:
                 log.warning("sidecar.drain_deadline", engines=len(self.hub.engines), streams=len(self.hub.table))
                 return False

@@ -275,10 +275,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[_Decoded], header: bytes | memoryvi
         raise ProtocolError(f"undecodable message: {error}") from error
 
 
-_Any = TypeVar("_Any")
-
-
-def _checked(message: _Any) -> _Any:
+def _checked(message: _Decoded) -> _Decoded:
     if isinstance(message, Put):
         check_put(message)
     return message

@@ -1,0 +1,187 @@
+"""One attachment of a client to a sidecar: the channel, the arena, the slabs on both sides of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from omni_runtime.connectors import wire
+from omni_runtime.connectors.arena import Arena, SlabPool
+from omni_runtime.connectors.ipc import FrameChannel, OnFrame, OnLost, dial
+from omni_runtime.connectors.wire import ProtocolError, Slab
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_RELEASES_AT_ONCE = 512
+_LEASE_RETRY_SECONDS = 0.05  # extents that other engines give back are not announced
+
+
+class Attachment:
+    """Ends with the connection. Views of its arena stay valid until they are dropped, even after that."""
+
+    def __init__(self, attached: wire.Attached, arena_fd: int) -> None:
+        self.attached = attached
+        self.arena = Arena(arena_fd, attached.arena_bytes)
+        self.pool = SlabPool(self.arena, attached.session)
+        self.lost: str | None = None
+        self.pinned_bytes = 0  # of slabs that arrays still refer to
+        self._loop = asyncio.get_running_loop()
+        self._channel: FrameChannel | None = None
+        self._leasing = asyncio.Lock()
+        self._extent: asyncio.Future[wire.Extent] | None = None
+        self._pong: asyncio.Future[None] | None = None
+        self._freed = asyncio.Event()
+        self._released: deque[Slab] = deque()
+        self._dropped: deque[Slab] = deque()  # appended to by finalizers, in any thread
+        self._flush_wanted = False
+
+    @classmethod
+    async def open(
+        cls, path: Path, attach: wire.Attach, deadline_s: float, on_frame: OnFrame, on_lost: OnLost
+    ) -> Attachment:
+        """Raises OSError, TimeoutError, ProtocolError or ipc.Refusal."""
+        sock, attached, fd = await dial(path, attach, deadline_s)
+        self = cls(attached, fd)
+        channel = FrameChannel(on_frame, on_lost)
+        self._channel = channel
+        await self._loop.create_unix_connection(lambda: channel, sock=sock)
+        return self
+
+    def send(self, message: wire._Message, body: bytes | bytearray | memoryview = b"") -> None:
+        if self._channel is not None and self.lost is None:
+            self._channel.send(message, body if isinstance(body, bytes) else memoryview(body))
+
+    async def writable(self) -> None:
+        if self._channel is not None:
+            await self._channel.writable()
+
+    # --- slabs to send
+
+    async def allocate(self, length: int, wait_s: float) -> Slab | None:
+        """A slab, waiting for room at most `wait_s`; None if there is none, or the sidecar is gone."""
+        deadline = self._loop.time() + wait_s
+        while self.lost is None:
+            slab = self.pool.allocate(length)
+            if slab is not None:
+                return slab
+            self._freed.clear()
+            async with self._leasing:
+                if (slab := self.pool.allocate(length)) is not None:  # another put has leased meanwhile
+                    return slab
+                extent = await self._lease(length)
+                if extent.length and not self.pool.add_extent(extent.offset, extent.length):
+                    self.send(wire.Return(extent.offset))  # the file system is full
+                    return None
+            if extent.length:
+                continue
+            left = deadline - self._loop.time()
+            if left <= 0:
+                return None
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._freed.wait(), min(left, _LEASE_RETRY_SECONDS))
+        return None
+
+    async def _lease(self, length: int) -> wire.Extent:
+        """Shielded: an answer that nobody waits for any more would be a lost extent."""
+        self._extent = self._loop.create_future()
+        self.send(wire.Lease(length))
+        waiting = self._extent
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            waiting.add_done_callback(self._adopt_late_extent)
+            raise
+
+    def _adopt_late_extent(self, answer: asyncio.Future[wire.Extent]) -> None:
+        if not answer.cancelled() and answer.result().length:
+            self.send(wire.Return(answer.result().offset))
+
+    def free_unsent(self, slab: Slab) -> None:
+        if self.lost is None:
+            self.pool.free(slab)
+
+    # --- slabs that came
+
+    def view(self, slab: Slab) -> Bytes:
+        """uint8 [length], valid while anything refers to it; the slab is released afterwards."""
+        root: Bytes = np.frombuffer(self.arena.data(slab), np.uint8)
+        self.pinned_bytes += slab.length
+        weakref.finalize(root, self._on_dropped, slab).atexit = False
+        return root
+
+    def release(self, slab: Slab) -> None:
+        self._released.append(slab)
+        self._want_flush()
+
+    def _on_dropped(self, slab: Slab) -> None:
+        """Runs in whichever thread dropped the last array."""
+        self._dropped.append(slab)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: so is the connection
+            self._loop.call_soon_threadsafe(self._want_flush)
+
+    def _want_flush(self) -> None:
+        if not self._flush_wanted:
+            self._flush_wanted = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_wanted = False
+        while self._dropped:
+            slab = self._dropped.popleft()
+            self.pinned_bytes -= slab.length
+            self._released.append(slab)
+        while self._released:
+            count = min(len(self._released), _RELEASES_AT_ONCE)
+            self.send(wire.Release(tuple(self._released.popleft() for _ in range(count))))
+
+    # --- answers
+
+    def on_extent(self, extent: wire.Extent) -> None:
+        if self._extent is None or self._extent.done():
+            raise ProtocolError("an extent that was not asked for")
+        self._extent.set_result(extent)
+
+    def on_freed(self, slabs: tuple[Slab, ...]) -> None:
+        for slab in slabs:
+            self.pool.free(slab)
+        for offset in self.pool.take_empty_extents(keep=1):
+            self.send(wire.Return(offset))
+        self._freed.set()
+
+    def on_pong(self) -> None:
+        if self._pong is not None and not self._pong.done():
+            self._pong.set_result(None)
+
+    async def ping(self, deadline_s: float) -> bool:
+        if self.lost is not None:
+            return False
+        if self._pong is None or self._pong.done():
+            self._pong = self._loop.create_future()
+            self.send(wire.Ping())
+        try:
+            await asyncio.wait_for(asyncio.shield(self._pong), deadline_s)
+        except TimeoutError:
+            return False
+        return self.lost is None
+
+    def end(self, reason: str) -> None:
+        """The connection is gone: wake whoever waits for an answer."""
+        if self.lost is not None:
+            return
+        self.lost = reason
+        self._freed.set()
+        if self._extent is not None and not self._extent.done():
+            self._extent.set_result(wire.Extent(0, 0))
+        self.on_pong()
+        self.arena.close()
+
+    def close(self) -> None:
+        self._flush()
+        if self._channel is not None:
+            self._channel.close("the engine closed its connector")
