@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -109,6 +110,17 @@ def ensure_tool(tool: Tool) -> Path:
                 _build(tool, target)
     _link_current(tool, target)
     return target
+
+
+def module_files(tool: Tool, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Contents of files of the Go module that a tool comes from, at the pinned version."""
+    argv = [find_go(), "mod", "download", "-json", tool.versioned_by]
+    environment = {**os.environ, "GOFLAGS": "", "GOWORK": "off"}
+    done = subprocess.run(argv, cwd=source_dir() / tool.module, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise StepFailed(f"go mod download of {tool.versioned_by} failed: {(done.stdout + done.stderr).strip()[-400:]}")
+    folder = Path(json.loads(done.stdout)["Dir"])
+    return tuple((folder / name).read_text() for name in names)
 
 
 def _build(tool: Tool, target: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from omni_cluster import pki
+from omni_cluster.build import KWOK, module_files
 from omni_cluster.control_plane import Layout, Ports
 from omni_cluster.errors import InvalidArgument
 from omni_cluster.kubeconfig import write_kubeconfig
@@ -19,13 +20,22 @@ from omni_cluster.kubectl import Kubectl, node_problem
 from omni_cluster.network import ClusterNetwork
 from omni_cluster.pki import KeyPair, Subject
 from omni_cluster.probe import wait_until
-from omni_cluster.processes import ProcessSpec, Supervisor
+from omni_cluster.processes import ProcessSpec, Supervisor, write_atomically
 from omni_cluster.progress import step
 
 COMPONENT = "kwok"
 NODE_TYPE = "kwok"
 _ANNOTATION = "kwok.x-k8s.io/node"
 _CLASS = re.compile(r"(?P<resource>[a-z0-9.-]+/[A-Za-z0-9._-]+)=(?P<count>\d+)(?:[x:](?P<devices>\d+))?")
+
+# KWOK's own default behaviour, from its module: nodes and pods become Ready at once, Jobs complete.
+_STAGES = (
+    "kustomize/stage/node/fast/node-initialize.yaml",
+    "kustomize/stage/node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
+    "kustomize/stage/pod/fast/pod-ready.yaml",
+    "kustomize/stage/pod/fast/pod-complete.yaml",
+    "kustomize/stage/pod/fast/pod-delete.yaml",
+)
 
 # What the device plugin or feature discovery of each vendor puts on a real node of a common kind.
 _VENDOR_LABELS: Mapping[str, Mapping[str, str]] = {
@@ -144,6 +154,14 @@ def _equal(wanted: dict[str, Any], old: dict[str, Any]) -> bool:
     )
 
 
+def ensure_stages(program: Path) -> tuple[Path, str]:
+    """The file of KWOK's default stages, kept beside the program: path and content."""
+    path = program.with_name("stages.yaml")
+    if not path.exists():
+        write_atomically(path, "\n---\n".join(module_files(KWOK, _STAGES)), 0o644)
+    return path, path.read_text()
+
+
 def ensure_kwok(
     texts: tuple[str, ...],
     layout: Layout,
@@ -159,15 +177,16 @@ def ensure_kwok(
     client = pki.ensure_certificate(folder, "kwok", authority, Subject("kwok", ("system:masters",)))
     access = layout.root / "conf" / "kwok.kubeconfig"
     text = write_kubeconfig(access, "kwok", f"https://127.0.0.1:{ports.apiserver}", authority.cert, client)
+    stages, stages_text = ensure_stages(program)
     argv = (
-        str(program), f"--kubeconfig={access}", "--manage-all-nodes=false",
+        str(program), f"--kubeconfig={access}", f"--config={stages}", "--manage-all-nodes=false",
         f"--manage-nodes-with-annotation-selector={_ANNOTATION}=fake", f"--cidr={addresses.kwok_pod_cidr}",
         f"--node-ip={addresses.host_address}", "--node-lease-duration-seconds=40",
     )  # fmt: skip
     wanted = build_nodes(tuple(item for text_ in texts for item in parse_class(text_)))
     log = layout.root / "logs" / "kwok.log"
     if wanted:
-        supervisor.ensure(ProcessSpec(COMPONENT, argv, log, inputs=(text,)))
+        supervisor.ensure(ProcessSpec(COMPONENT, argv, log, inputs=(text, stages_text)))
     with step(f"{len(wanted)} simulated nodes Ready") as waiting_for:
         listed = kubectl.get("nodes", "-l", f"type={NODE_TYPE}")["items"]
         for action, node in plan_nodes(wanted, {item["metadata"]["name"]: item for item in listed}):
