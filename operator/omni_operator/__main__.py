@@ -1,0 +1,7 @@
+"""`python -m omni_operator`."""
+
+import sys
+
+from omni_operator.main import main
+
+sys.exit(main())
