@@ -22,7 +22,6 @@ from omni_runtime.deploy.plan import (
     CONTRACT_VERSION,
     ENGINE_HTTP_PORT,
     ENTRY_CONTROL_PORT,
-    SHM_MOUNT_PATH,
     ResolvedPlan,
     StagePlan,
     load_plan,
@@ -378,7 +377,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--entry-host", required=True, help="name(s) of the entry's headless Service, comma-separated")
     parser.add_argument("--entry-port", type=int, default=ENTRY_CONTROL_PORT)
     parser.add_argument("--ipc-dir", type=Path, required=True)
-    parser.add_argument("--shm-dir", type=Path, default=Path(SHM_MOUNT_PATH))
     parser.add_argument("--http-port", type=int, default=ENGINE_HTTP_PORT)
     parser.add_argument("--models-dir", type=Path, default=None)
     parser.add_argument("--log-level", default="INFO")
@@ -408,9 +406,7 @@ async def _main(args: argparse.Namespace) -> int:
         http_port=args.http_port,
         chunk_deadline_s=options.number("chunk_deadline_s", 0.0) or DEFAULT_CHUNK_DEADLINE_S,
     )
-    edges = SidecarEdgeClient(
-        ipc_dir=args.ipc_dir, shm_dir=args.shm_dir, plan=plan, stage=stage.name, replica=args.replica
-    )
+    edges = SidecarEdgeClient(args.ipc_dir, plan, stage.name, args.replica)
     async with Channels(load_keys(args.curve)) as channels:
         return await Worker(config, engine, edges, channels).run()
 
