@@ -87,6 +87,15 @@ def list_images(
 
 
 @app.command()
+def values(base: BaseOption = None) -> None:
+    """Values that make the Helm chart use the images of this checkout."""
+    with plain_errors():
+        names = {name: short_name(building.plan(kind, base).image) for name, kind in KINDS.items()}
+    # JSON is YAML. IfNotPresent: the images are loaded into the nodes, and no registry has them.
+    typer.echo(json.dumps({"images": {**names, "pullPolicy": "IfNotPresent"}}))
+
+
+@app.command()
 def save(
     which: Annotated[Which, typer.Argument(help="operator or cpu.")],
     archive: Annotated[Path, typer.Argument(help="File to write: an OCI archive, for skopeo or another machine.")],
