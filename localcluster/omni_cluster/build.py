@@ -137,7 +137,12 @@ def _build(tool: Tool, target: Path) -> None:
     environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
     with step(f"build {tool.name}") as waiting_for, log.open("wb") as stream:
         child = subprocess.Popen(
-            argv, cwd=source_dir() / tool.module, env=environment, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL
+            argv,
+            cwd=source_dir() / tool.module,
+            env=environment,
+            stdout=stream,
+            stderr=stream,
+            stdin=subprocess.DEVNULL,
         )
         try:
             while child.poll() is None:

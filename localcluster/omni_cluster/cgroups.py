@@ -13,8 +13,8 @@ from pathlib import Path
 
 from omni_cluster import proc
 from omni_cluster.errors import StepFailed
-from omni_cluster.processes import end_processes
 from omni_cluster.proc import ProcessId
+from omni_cluster.processes import end_processes
 
 
 def parse_hierarchies(mounts: str) -> tuple[Path, ...]:
@@ -104,4 +104,3 @@ def _rmdir(folder: Path) -> bool:
     except OSError:
         return False
     return True
-

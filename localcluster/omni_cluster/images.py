@@ -89,7 +89,10 @@ def describe(path: Path, name_as: str | None) -> Source:
     manifest = index or _read_member(path, "manifest.json")
     if manifest is None:
         raise InvalidArgument(
-            "IMAGE", str(path), "is neither an OCI nor a docker archive", "make one with `buildah push NAME oci-archive:FILE`"
+            "IMAGE",
+            str(path),
+            "is neither an OCI nor a docker archive",
+            "make one with `buildah push NAME oci-archive:FILE`",
         )
     parsed = json.loads(manifest)
     if index is not None:
@@ -148,14 +151,14 @@ def write_filtered(source: Source, present: set[str], out: IO[bytes]) -> int:
         return 0
     left_out = 0
     with tarfile.open(fileobj=out, mode="w|") as tar:
-        for name, size, stream in _members(source.path):
+        for name, size, content_stream in _members(source.path):
             if name == "index.json":
-                content = _rename(stream.read(), source.name)
+                content = _rename(content_stream.read(), source.name)
                 tar.addfile(_entry(name, len(content), tarfile.REGTYPE, 0o644), io.BytesIO(content))
             elif name.startswith("blobs/") and name.removeprefix("blobs/").replace("/", ":") in present:
                 left_out += size
             else:
-                tar.addfile(_entry(name, size, tarfile.REGTYPE, 0o644), stream)
+                tar.addfile(_entry(name, size, tarfile.REGTYPE, 0o644), content_stream)
     return left_out
 
 

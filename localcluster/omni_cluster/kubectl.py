@@ -36,7 +36,9 @@ class Kubectl:
     def apply(self, objects: list[dict[str, Any]]) -> None:
         """Server-side apply: repeatable, and changes nothing where nothing differs."""
         document = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-        self.run("apply", "--server-side", "--force-conflicts", "--field-manager=omni-cluster", "-f", "-", stdin=document)
+        self.run(
+            "apply", "--server-side", "--force-conflicts", "--field-manager=omni-cluster", "-f", "-", stdin=document
+        )
 
 
 def node_problem(node: dict[str, Any]) -> str | None:

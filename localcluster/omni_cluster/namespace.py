@@ -49,16 +49,15 @@ def enter(supervisor: Supervisor, node: str) -> tuple[str, ...]:
 
 
 def ensure_namespace(
-    supervisor: Supervisor, addresses: ClusterNetwork, number: int, nodes: int, node_root: Path, pause: Path
-) -> bool:
-    """Make the namespace of node n<number> with its interface and routes; True when it is new.
+    supervisor: Supervisor, spec: ProcessSpec, addresses: ClusterNetwork, number: int, nodes: int
+) -> None:
+    """Make the namespace of node n<number> with its interface and routes, as far as that is still to be done.
 
-    A new namespace means that whatever ran in an old one must be started anew: the caller sees that through
-    the changed nsenter prefix.
+    A new namespace means that whatever ran in an old one must be started anew: `enter()` gives another prefix
+    then, and the supervisor restarts what has a changed prefix.
     """
     node = f"n{number}"
-    spec = build_holder(node, node_root, supervisor.root / "logs" / f"{node}-namespace.log", pause)
-    new = supervisor.ensure(spec)
+    supervisor.ensure(spec)
     process = supervisor.alive(spec.component)
     assert process is not None, "ensure() raises when the holder does not run"
 
@@ -77,7 +76,6 @@ def ensure_namespace(
     network.apply(network.plan_node_inside(addresses, number), inside)
     network.apply(network.plan_peer_routes(addresses, number, nodes), inside)
     network.run(*inside, "sysctl", "-qw", "net.ipv4.ip_forward=1")
-    return new
 
 
 def _has_interface(inside: tuple[str, ...]) -> bool:

@@ -204,10 +204,11 @@ def containerd_problem(node: Node, ctr: Path) -> str | None:
 def ensure_runtime(node: Node, nodes: int, supervisor: Supervisor, programs: Programs, pause_image: str) -> None:
     """Namespace and containerd, so that images can be imported before kubelet starts pods from them."""
     node.root.mkdir(parents=True, exist_ok=True)
-    if supervisor.alive(namespace.component(node.name)) is None:
+    holder = namespace.build_holder(node.name, node.root, node.log("namespace"), programs.pause)
+    if not supervisor.is_current(holder):
         # A namespace of an earlier run may live on in its other processes; they cannot move to a new one.
         stop_node(node, supervisor)
-    namespace.ensure_namespace(supervisor, node.addresses, node.number, nodes, node.root, programs.pause)
+    namespace.ensure_namespace(supervisor, holder, node.addresses, node.number, nodes)
     config = node.root / "containerd.toml"
     text = _write(config, render_containerd(node, pause_image))
     _write(node.root / "cni" / "10-pods.conflist", render_cni(node))

@@ -51,7 +51,8 @@ class ImageStore:
         present = set(self._run("content", "ls", "-q").split())
         argv = [*self._base(), "images", "import", "--digests=false", "-"]
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        assert child.stdin is not None and child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
         left_out = 0
         try:
             left_out = write_filtered(source, present, child.stdin)

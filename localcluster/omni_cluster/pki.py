@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
@@ -90,7 +91,7 @@ def is_usable(certificate: x509.Certificate, ca: x509.Certificate, subject: Subj
         return False
     try:
         certificate.verify_directly_issued_by(ca)
-    except Exception:
+    except (ValueError, TypeError, InvalidSignature):
         return False
     try:
         names = list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
@@ -149,7 +150,5 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> None:
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     write_atomically(path, pem.decode(), 0o600)

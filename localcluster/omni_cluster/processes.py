@@ -19,6 +19,7 @@ from omni_cluster.errors import StepFailed
 from omni_cluster.proc import ProcessId
 
 _PR_SET_PDEATHSIG = 1
+_LOG_LIMIT = 32 << 20  # bytes; a longer log is set aside when its program is started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,8 @@ class Supervisor:
             **spec.env,
             proc.OWNER_VARIABLE: str(self.root),
         }
+        if spec.log.exists() and spec.log.stat().st_size > _LOG_LIMIT:
+            spec.log.replace(spec.log.with_name(f"{spec.log.name}.old"))
         tie = self._die_with_parent and threading.current_thread() is threading.main_thread()
         with spec.log.open("ab") as log:
             child = subprocess.Popen(

@@ -16,6 +16,9 @@ from omni_cluster.paths import cache_dir, cluster_dir, clusters_dir
 from omni_cluster.processes import write_atomically
 from omni_cluster.progress import step
 
+UNKNOWN_INDEX = -1
+"""Index of a cluster whose state file was lost."""
+
 
 class ProviderName(StrEnum):
     """Where a cluster comes from."""
@@ -86,13 +89,26 @@ def save_state(state: ClusterState) -> None:
 @contextmanager
 def exclusive(name: str) -> Iterator[None]:
     """One `up`, `down` or `load` of a cluster at a time. The kernel drops the lock when its holder dies."""
-    cluster_dir(name)
-    path = cache_dir() / "locks" / f"cluster-{name}.lock"
+    cluster_dir(name)  # refuses what is no name
+    with _locked(f"cluster-{name}", f"wait for another command on cluster {name!r}"):
+        yield
+
+
+@contextmanager
+def machine_lock() -> Iterator[None]:
+    """One change of what all clusters share (address ranges, host settings) at a time. Held for moments only."""
+    with _locked("machine", "wait for another cluster's command"):
+        yield
+
+
+@contextmanager
+def _locked(name: str, waiting: str) -> Iterator[None]:
+    path = cache_dir() / "locks" / f"{name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            with step(f"wait for another command on cluster {name!r}"):
+            with step(waiting):
                 fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -12,7 +12,7 @@ from omni_cluster.providers.base import Availability, Provider, UpRequest
 from omni_cluster.providers.existing import ExistingProvider
 from omni_cluster.providers.kind import KindProvider
 from omni_cluster.providers.local import LocalProvider
-from omni_cluster.state import ClusterState, ProviderName, find_state
+from omni_cluster.state import UNKNOWN_INDEX, ClusterState, ProviderName, find_state
 
 _PROVIDERS: Mapping[ProviderName, Callable[[], Provider]] = {
     ProviderName.EXISTING: ExistingProvider,
@@ -46,7 +46,8 @@ def down(name: str) -> None:
         say(f"there is no cluster {name!r}")
         return
     if state is None:
-        state = ClusterState(name, ProviderName.LOCAL, str(root / "kubeconfig"))
+        nodes = len(list((root / "nodes").glob("n*")))
+        state = ClusterState(name, ProviderName.LOCAL, str(root / "kubeconfig"), index=UNKNOWN_INDEX, nodes=nodes)
     of(state).down(state)
     shutil.rmtree(root, ignore_errors=True)
 
@@ -71,7 +72,7 @@ def choose(
         return ProviderName(wanted), "asked for"
     if request.control_plane_only:
         return ProviderName.LOCAL, "a control plane without nodes is always our own"
-    refused = []
+    refused: list[str] = []
     for name in ProviderName:
         found = look(name)
         if found.usable:

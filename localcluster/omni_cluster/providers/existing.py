@@ -55,11 +55,17 @@ def server_version(path: Path) -> str:
     """Version of the API server that a kubeconfig leads to. Raises any error of the client library."""
     from kubernetes import client, config
 
-    api = config.new_client_from_config(str(path))
+    api = config.new_client_from_config(str(path))  # type: ignore[no-untyped-call]
     try:
         return str(client.VersionApi(api).get_code(_request_timeout=(_TIMEOUT_SECONDS, _TIMEOUT_SECONDS)).git_version)
     finally:
         api.close()
+
+
+def first_line(error: Exception) -> str:
+    """An error of the client library in one short line; some have no text at all."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:160] if lines else type(error).__name__
 
 
 class ExistingProvider:
@@ -74,8 +80,8 @@ class ExistingProvider:
         try:
             version = server_version(path)
             context = yaml.safe_load(path.read_text())["current-context"]
-        except Exception as error:  # the client library raises very different things; all mean "not usable"
-            return Availability(False, f"{path} does not answer ({str(error).splitlines()[0][:120] or error!r})")
+        except Exception as error:  # noqa: BLE001 - the client library raises anything; all of it means "not usable"
+            return Availability(False, f"{path} does not answer ({first_line(error)})")
         return Availability(True, f"context {context!r} of {path} answers (Kubernetes {version})")
 
     def up(self, request: UpRequest, old: ClusterState | None, reason: str) -> ClusterState:
@@ -97,7 +103,9 @@ class ExistingProvider:
             version = server_version(target)
         except Exception as error:
             raise ClusterError(f"the cluster of {target} does not answer: {error}") from error
-        state = old or ClusterState(request.name, ProviderName.EXISTING, str(target), f"{reason} (Kubernetes {version})")
+        state = old or ClusterState(
+            request.name, ProviderName.EXISTING, str(target), f"{reason} (Kubernetes {version})"
+        )
         save_state(state)
         return state
 
@@ -107,8 +115,8 @@ class ExistingProvider:
     def status(self, state: ClusterState) -> tuple[ComponentStatus, ...]:
         try:
             server_version(Path(state.kubeconfig))
-        except Exception as error:
-            return (ComponentStatus("API server", str(error).splitlines()[0][:160]),)
+        except Exception as error:  # noqa: BLE001 - as above
+            return (ComponentStatus("API server", first_line(error)),)
         return (ComponentStatus("API server", None),)
 
     def load(self, state: ClusterState, image: str, name_as: str | None) -> None:

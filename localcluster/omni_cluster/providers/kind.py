@@ -54,7 +54,10 @@ class KindProvider:
         state = old or ClusterState(request.name, ProviderName.KIND, "", reason, nodes=request.nodes or 1)
         if old and request.nodes not in (None, old.nodes):
             raise InvalidArgument(
-                "--nodes", request.nodes, f"but the cluster has {old.nodes}", f"`omni cluster down --name {old.name}` first"
+                "--nodes",
+                request.nodes,
+                f"but the cluster has {old.nodes}",
+                f"`omni cluster down --name {old.name}` first",
             )
         kubeconfig = state.root / "kubeconfig"
         state = ClusterState(state.name, ProviderName.KIND, str(kubeconfig), state.reason, nodes=state.nodes)

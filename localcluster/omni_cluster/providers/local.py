@@ -6,17 +6,19 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from omni_cluster import cgroups, hostsettings, kwok, namespace, network
 from omni_cluster import control_plane as plane
 from omni_cluster import node as nodes_
 from omni_cluster.build import CONTAINERD, COREDNS, CTR, HELM, HYPER, KWOK, PAUSE, SHIM, ensure_tool
-from omni_cluster.control_plane import STOP_ORDER, Layout, Ports
+from omni_cluster.control_plane import STOP_ORDER, Layout
 from omni_cluster.dns import build_dns
 from omni_cluster.errors import ClusterError, InvalidArgument
-from omni_cluster.images import Source, buildah_identity, describe, export_from_buildah, write_static_image
+from omni_cluster.images import Source, buildah_identity, describe, export_from_buildah, normalize, write_static_image
 from omni_cluster.kubectl import Kubectl, deployment_problem, node_problem
 from omni_cluster.network import ClusterNetwork
 from omni_cluster.node import Node, Programs
@@ -27,9 +29,7 @@ from omni_cluster.probe import wait_until
 from omni_cluster.processes import Supervisor
 from omni_cluster.progress import say, step
 from omni_cluster.providers.base import Availability, ComponentStatus, UpRequest
-from omni_cluster.state import ClusterState, ProviderName, all_states, exclusive, save_state
-
-_INDEX_LOCK = "indexes"
+from omni_cluster.state import UNKNOWN_INDEX, ClusterState, ProviderName, all_states, machine_lock, save_state
 
 
 class LocalProvider:
@@ -54,7 +54,6 @@ class LocalProvider:
         coredns = ensure_tool(COREDNS)
         ensure_tool(HELM)
         state = _claim_index(state, old)
-        hostsettings.prepare()
         addresses, supervisor = ClusterNetwork(state.index), Supervisor(state.root)
         with step("network"):
             network.apply(network.plan_bridge(addresses, network.interfaces()))
@@ -86,23 +85,28 @@ class LocalProvider:
                     cgroups.remove_group(group)
             supervisor.stop_all(STOP_ORDER)
         if not state.control_plane_only:
-            network.remove(ClusterNetwork(state.index))
+            with machine_lock():
+                for index in _indexes(state):
+                    network.remove(ClusterNetwork(index))
         refuse_mounts(state.root, Path("/proc/self/mountinfo").read_text())
         shutil.rmtree(state.root)
-        if not state.control_plane_only and not any(_has_nodes(other) for other in all_states()):
-            hostsettings.restore()
+        with machine_lock():
+            if not any(_has_nodes(other) for other in all_states()):
+                hostsettings.restore()
 
     def status(self, state: ClusterState) -> tuple[ComponentStatus, ...]:
         layout, supervisor = _layout(state), Supervisor(state.root)
         ports = plane.read_ports(layout)
         if ports is None:
             return (ComponentStatus("control plane", "was never started; run `omni cluster up`"),)
-        checks = {component: probe.problem for component, probe in plane.probes(layout, ports).items()}
+        checks: dict[str, Callable[[], str | None]] = {
+            component: probe.problem for component, probe in plane.probes(layout, ports).items()
+        }
         if not state.control_plane_only:
             ctr = ensure_tool(CTR)
             for node in _nodes(state):
                 checks[namespace.component(node.name)] = lambda: None
-                checks[node.component("containerd")] = lambda node=node: nodes_.containerd_problem(node, ctr)
+                checks[node.component("containerd")] = partial(nodes_.containerd_problem, node, ctr)
                 checks |= {component: probe.problem for component, probe in nodes_.probes(node).items()}
         if state.kwok_nodes:
             checks[kwok.COMPONENT] = lambda: None
@@ -133,8 +137,6 @@ def load_into(stores: dict[str, ImageStore], image: str, name_as: str | None) ->
             source = describe(path, name_as)
             identity = source.identity
         else:
-            from omni_cluster.images import normalize
-
             identity = buildah_identity(image)
             source = Source(Path(folder), normalize(name_as or image), identity, True)
         waiting = {node: store for node, store in stores.items() if not store.has(source.name, identity)}
@@ -187,15 +189,17 @@ def _plan_state(request: UpRequest, old: ClusterState | None, reason: str) -> Cl
 
 def _claim_index(state: ClusterState, old: ClusterState | None) -> ClusterState:
     """Choose the address ranges once and keep them. One cluster at a time chooses."""
-    if old is not None and not old.control_plane_only:
-        save_state(state)
-        return state
-    with exclusive(_INDEX_LOCK):
+    with machine_lock():
+        if old is not None and not old.control_plane_only:
+            save_state(state)
+            hostsettings.prepare()
+            return state
         others = [other for other in all_states() if _has_nodes(other) and other.name != state.name]
         ours = [ClusterNetwork(other.index).bridge for other in others]
         index = network.choose_index([other.index for other in others], network.host_routes(ours))
         state = replace(state, index=index)
         save_state(state)
+        hostsettings.prepare()
     return state
 
 
@@ -211,6 +215,14 @@ def _layout(state: ClusterState) -> Layout:
         state.name, state.root, addresses.service_cidr, addresses.api_service_ip, addresses.pod_cidr,
         addresses.host_address,
     )  # fmt: skip
+
+
+def _indexes(state: ClusterState) -> tuple[int, ...]:
+    """The index of a cluster; when its state was lost, every index that no other cluster has."""
+    if state.index != UNKNOWN_INDEX:
+        return (state.index,)
+    taken = {other.index for other in all_states() if _has_nodes(other)}
+    return tuple(index for index in range(network.MAX_CLUSTERS) if index not in taken)
 
 
 def _nodes(state: ClusterState) -> tuple[Node, ...]:
@@ -251,8 +263,8 @@ def _wait_for_nodes(state: ClusterState, supervisor: Supervisor, kubectl: Kubect
             def problem(node: Node = node) -> str | None:
                 for program in ("containerd", "kubelet", "kube-proxy"):
                     supervisor.require_alive(node.component(program))
-                found = kubectl.get("nodes", node.name, "--ignore-not-found") if _registered(kubectl, node.name) else None
-                return "kubelet has not registered yet" if found is None else node_problem(found)
+                found = [item for item in kubectl.get("nodes")["items"] if item["metadata"]["name"] == node.name]
+                return node_problem(found[0]) if found else "kubelet has not registered yet"
 
             wait_until(
                 f"node {node.name} is Ready", problem, seconds=120, log=node.log("kubelet"), show=waiting_for
@@ -262,10 +274,6 @@ def _wait_for_nodes(state: ClusterState, supervisor: Supervisor, kubectl: Kubect
         name, labels = item["metadata"]["name"], item["metadata"].get("labels", {})
         if name not in wanted and labels.get("type") != kwok.NODE_TYPE:
             kubectl.run("delete", "node", name)
-
-
-def _registered(kubectl: Kubectl, name: str) -> bool:
-    return bool(kubectl.run("get", "nodes", name, "--ignore-not-found", "-o", "name").strip())
 
 
 def _ensure_dns(addresses: ClusterNetwork, image: str, kubectl: Kubectl) -> None:
