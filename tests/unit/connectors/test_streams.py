@@ -1,0 +1,241 @@
+"""The stream machine: order, windows, ends; a hypothesis state machine against a simple model."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from omni_runtime.connectors.streams import Action, Deliver, Drop, Fail, Grant, Key, Limits, Piece, Port, StreamTable
+from omni_runtime.connectors.wire import WINDOW_PIECES, ChunkHeader, Put
+
+KEY = Key("thinker-0", "thinker->talker", "r")
+P, C = Port(1, 1), Port(2, 1)
+
+
+def piece(seq: int, *, finished: bool = False, number: int = 0, last: bool = True) -> Piece:
+    chunk = ChunkHeader(seq, 1, finished, 0, 0.0) if number == 0 else None
+    return Piece(Put(1, seq, number, last, 0, None, chunk), b"")
+
+
+def delivered(actions: list[Action]) -> list[int]:
+    return [a.piece.put.seq for a in actions if isinstance(a, Deliver)]
+
+
+def failures(actions: list[Action]) -> list[tuple[Port, str]]:
+    return [(a.port, a.code) for a in actions if isinstance(a, Fail)]
+
+
+@pytest.fixture
+def table() -> StreamTable:
+    return StreamTable(Limits(lease_seconds=10, streams_per_session=4))
+
+
+def test_the_consumer_may_come_first_or_last(table: StreamTable) -> None:
+    other = Key("thinker-0", "thinker->talker", "s")
+    table.open(C, KEY, "t", 8, 0)
+    table.bind(P, KEY, 0)
+    assert delivered(table.put(P, piece(0, finished=True), 0)) == [0]
+    table.bind(Port(1, 2), other, 0)
+    assert table.put(Port(1, 2), piece(0, finished=True), 0) == []
+    assert delivered(table.open(Port(2, 2), other, "t", 8, 0)) == [0]
+    assert len(table) == 0
+
+
+def test_credits_hold_the_producer_back(table: StreamTable) -> None:
+    table.bind(P, KEY, 0)
+    table.open(C, KEY, "t", 2, 0)
+    sent = [seq for n in range(5) for seq in delivered(table.put(P, piece(n), 0))]
+    assert sent == [0, 1]
+    actions = table.credit(C, 2, 0)
+    assert delivered(actions) == [2, 3]
+    assert Grant(P, 2) in actions
+    assert table.stalled == 1
+
+
+def test_a_producer_that_ignores_its_window_is_cut_off(table: StreamTable) -> None:
+    table.bind(P, KEY, 0)
+    for n in range(WINDOW_PIECES):
+        assert table.put(P, piece(n), 0) == []
+    actions = table.put(P, piece(WINDOW_PIECES), 0)
+    assert failures(actions) == [(P, "ProtocolError")]
+    assert sum(isinstance(a, Drop) for a in actions) == WINDOW_PIECES + 1
+
+
+@pytest.mark.parametrize("wrong", [piece(2), piece(0), piece(1, number=1)], ids=["gap", "duplicate", "piece gap"])
+def test_gaps_and_duplicates_end_the_stream_at_both_ends(table: StreamTable, wrong: Piece) -> None:
+    table.bind(P, KEY, 0)
+    table.open(C, KEY, "t", 8, 0)
+    table.put(P, piece(0), 0)
+    assert failures(table.put(P, wrong, 0)) == [(P, "ProtocolError"), (C, "ProtocolError")]
+
+
+def test_an_ended_request_cannot_be_resurrected(table: StreamTable) -> None:
+    """R4, R26: neither by a late chunk nor by a late open nor by the same id again."""
+    table.bind(P, KEY, 0)
+    table.open(C, KEY, "t", 8, 0)
+    assert failures(table.cancel(C, "abort")) == [(P, "StreamClosed")]
+    assert table.put(P, late := piece(0), 0) == [Drop(late)]
+    assert failures(table.bind(Port(1, 9), KEY, 0)) == [(Port(1, 9), "StreamClosed")]
+    assert failures(table.open(Port(2, 9), KEY, "t", 8, 0)) == [(Port(2, 9), "StreamClosed")]
+    assert len(table) == 0
+
+
+def test_a_second_consumer_is_refused(table: StreamTable) -> None:
+    table.open(C, KEY, "t", 8, 0)
+    assert failures(table.open(Port(3, 1), KEY, "u", 8, 0)) == [(Port(3, 1), "StreamClosed")]
+
+
+def test_what_a_dead_producer_had_finished_still_arrives(table: StreamTable) -> None:
+    """R6, R23: the tail is not lost because its producer has left."""
+    table.bind(P, KEY, 0)
+    table.put(P, piece(0), 0)
+    table.put(P, piece(1, finished=True), 0)
+    assert table.session_lost(1, "gone") == []
+    assert delivered(table.open(C, KEY, "t", 8, 0)) == [0, 1]
+
+
+def test_a_dead_producer_in_mid_stream_is_told_to_the_consumer(table: StreamTable) -> None:
+    table.bind(P, KEY, 0)
+    table.open(C, KEY, "t", 0 + 1, 0)
+    table.put(P, piece(0), 0)
+    table.put(P, piece(1), 0)
+    actions = table.session_lost(1, "killed")
+    assert failures(actions) == [(C, "UpstreamLost")]
+    assert sum(isinstance(a, Drop) for a in actions) == 1
+
+
+def test_a_dead_consumer_frees_the_producer(table: StreamTable) -> None:
+    table.bind(P, KEY, 0)
+    table.open(C, KEY, "t", 8, 0)
+    assert failures(table.session_lost(2, "killed")) == [(P, "StreamClosed")]
+
+
+def test_the_janitor_ends_orphans_and_spares_the_moving(table: StreamTable) -> None:
+    """R11, R12: a stream that nobody opens does not stay for ever."""
+    moving = Key("thinker-0", "thinker->talker", "moving")
+    table.bind(P, KEY, 0)
+    table.put(P, piece(0), 0)
+    table.bind(Port(1, 2), moving, 0)
+    table.put(Port(1, 2), piece(0), 9)
+    actions = table.tick(11)
+    assert failures(actions) == [(P, "DeadlineExceeded")]
+    assert len(table) == 1
+
+
+def test_a_session_cannot_hold_any_number_of_streams(table: StreamTable) -> None:
+    codes = [failures(table.open(Port(2, n), Key("p", "a->b", str(n)), "t", 1, 0)) for n in range(5)]
+    assert codes[:4] == [[]] * 4
+    assert codes[4] == [(Port(2, 4), "CapacityExceeded")]
+
+
+class StreamModel(RuleBasedStateMachine):
+    """Producers and consumers in any interleaving. Whatever happens: in order, never lost silently, freed once."""
+
+    requests = Bundle("requests")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = StreamTable(Limits(lease_seconds=1000))
+        self.count = 0
+        self.now = 0.0
+        self.put_seq: dict[int, int] = {}
+        self.window: dict[int, int] = {}
+        self.finished: set[int] = set()
+        self.got: dict[int, list[int]] = {}
+        self.got_finished: set[int] = set()
+        self.failed: set[Port] = set()
+        self.live_pieces: set[int] = set()
+        self.credits: dict[int, int] = {}
+
+    def key(self, n: int) -> Key:
+        return Key("p", "a->b", str(n))
+
+    def run_actions(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Deliver(consumer, _, _, item):
+                    n = consumer.stream
+                    assert consumer not in self.failed, "nothing follows a failure"
+                    assert n not in self.got_finished, "nothing follows the finished chunk"
+                    assert item.put.seq == len(self.got[n]), "in order, no gap"
+                    self.got[n].append(item.put.seq)
+                    self.credits[n] -= 1
+                    assert self.credits[n] >= 0, "never more than was granted"
+                    self.live_pieces.remove(id(item))
+                    if item.put.chunk is not None and item.put.chunk.finished:
+                        self.got_finished.add(n)
+                case Grant(producer, pieces):
+                    self.window[producer.stream] += pieces
+                case Fail(port, _, _):
+                    assert port not in self.failed, "a failure is told once"
+                    self.failed.add(port)
+                case Drop(item):
+                    self.live_pieces.remove(id(item))
+
+    @rule(target=requests)
+    def new(self) -> int:
+        self.count += 1
+        return self.count
+
+    @rule(n=requests)
+    def bind(self, n: int) -> None:
+        if n not in self.put_seq:
+            self.put_seq[n], self.window[n] = 0, WINDOW_PIECES
+            self.run_actions(self.table.bind(Port(1, n), self.key(n), self.now))
+
+    @rule(n=requests, finished=st.booleans())
+    def put(self, n: int, finished: bool) -> None:
+        if n in self.put_seq and n not in self.finished and self.window[n]:
+            self.window[n] -= 1
+            item = piece(self.put_seq[n], finished=finished)
+            self.keep = getattr(self, "keep", [])
+            self.keep.append(item)  # so that ids stay unique
+            self.live_pieces.add(id(item))
+            self.put_seq[n] += 1
+            if finished:
+                self.finished.add(n)
+            self.run_actions(self.table.put(Port(1, n), item, self.now))
+
+    @rule(n=requests, credits=st.integers(1, 4))
+    def open(self, n: int, credits: int) -> None:
+        if n not in self.got:
+            self.got[n], self.credits[n] = [], credits
+            self.run_actions(self.table.open(Port(2, n), self.key(n), "t", credits, self.now))
+
+    @rule(n=requests, credits=st.integers(1, 4))
+    def credit(self, n: int, credits: int) -> None:
+        if n in self.got:
+            self.credits[n] += credits
+            self.run_actions(self.table.credit(Port(2, n), credits, self.now))
+
+    @rule(n=consumes(requests), side=st.sampled_from([1, 2]))
+    def cancel(self, n: int, side: int) -> None:
+        self.failed.add(Port(side, n))  # who cancels is told nothing more
+        self.run_actions(self.table.cancel(Port(side, n), "test"))
+        self.failed.discard(Port(side, n))
+
+    @rule(side=st.sampled_from([1, 2]))
+    def crash(self, side: int) -> None:
+        self.run_actions(self.table.session_lost(side, "test"))
+        if side == 1:
+            self.window = dict.fromkeys(self.window, 0)  # the dead put nothing more
+
+    @rule(seconds=st.sampled_from([1.0, 2000.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.run_actions(self.table.tick(self.now))
+
+    @invariant()
+    def every_piece_is_somewhere(self) -> None:
+        assert self.table.queued_pieces == len(self.live_pieces)
+
+    def teardown(self) -> None:
+        self.run_actions(self.table.tick(self.now + 10_000))
+        assert len(self.table) == 0
+        assert not self.live_pieces
+
+
+StreamModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestStreamModel = StreamModel.TestCase
