@@ -74,8 +74,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     )
 
 
-async def run_operator(options: Options, stop: asyncio.Event) -> None:
-    """Run until `stop` is set (a clean end) or until something essential ends (an exception)."""
+async def run_operator(options: Options) -> None:
+    """Run until SIGTERM or SIGINT (a clean end) or until something essential ends (an exception)."""
+    stop = asyncio.Event()
     kube = Kube(load_credentials)
     identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     lease = LeaseLoop(kube, options.lease_namespace, options.lease_name, identity)
@@ -87,7 +88,7 @@ async def run_operator(options: Options, stop: asyncio.Event) -> None:
         ready=controller.ready,
         before_metrics=controller.measure,
     )
-    watching_ends = asyncio.Event()
+    watching_ends, watching_begins = asyncio.Event(), asyncio.Event()
     namespaces = options.controller.namespaces
     watching = asyncio.create_task(
         kopf.operator(
@@ -97,17 +98,18 @@ async def run_operator(options: Options, stop: asyncio.Event) -> None:
             clusterwide=not namespaces,
             namespaces=namespaces,
             stop_flag=watching_ends,
+            ready_flag=watching_begins,
         ),
         name="watches",
     )
     working = asyncio.create_task(controller.run(), name="controller")
-    stopping = asyncio.create_task(stop.wait(), name="stop")
+    stopping = asyncio.create_task(_stop_by_signal(watching_begins, stop), name="stop")
     logs.info("operator.started", identity=identity, namespaces=namespaces or "all", http=http.addresses)
     try:
         done, _ = await asyncio.wait({watching, working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        for task in done - {stopping}:
+        for task in done:
             task.result()  # raises what ended it
-            if not stop.is_set():
+            if task is not stopping:
                 raise RuntimeError(f"{task.get_name()} ended by itself")
     finally:
         logs.info("operator.stopping")
@@ -121,19 +123,22 @@ async def run_operator(options: Options, stop: asyncio.Event) -> None:
         await kube.close()
 
 
-async def _main(options: Options) -> None:
-    stop = asyncio.Event()
+async def _stop_by_signal(watching_begins: asyncio.Event, stop: asyncio.Event) -> None:
+    """kopf sets handlers of its own when it starts, which would end the watches before the work: ours come after."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await run_operator(options, stop)
+    for begun in (False, True):
+        if begun:
+            await watching_begins.wait()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+    await stop.wait()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_options(arguments)
     logs.setup_logging(options.log_level)
     try:
-        asyncio.run(_main(options))
+        asyncio.run(run_operator(options))
     except Exception as error:  # noqa: BLE001 - the last line of the process; the kubelet restarts it
         logs.error("operator.failed", exc_info=True, error=f"{type(error).__name__}: {error}")
         return 1

@@ -55,7 +55,9 @@ def difference(child: Child, live: Live) -> str | None:
     """Why the child must be applied again, or None."""
     if live.annotations.get(APPLIED_ANNOTATION) != body_hash(child.body):
         return "changed"
-    path = first_difference(child.body, live.body)
+    # Items of a list carry neither apiVersion nor kind.
+    wanted = {key: value for key, value in child.body.items() if key not in ("apiVersion", "kind")}
+    path = first_difference(wanted, live.body)
     return None if path is None else f"edited: {path}"
 
 
