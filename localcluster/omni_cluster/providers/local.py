@@ -43,7 +43,7 @@ class LocalProvider:
         return Availability(True, "our own node on this machine")
 
     def up(self, request: UpRequest, old: ClusterState | None, reason: str) -> ClusterState:
-        state = _plan_state(request, old, reason)
+        state = plan_state(request, old, reason)
         if state.control_plane_only:
             save_state(state)
             plane.ensure_control_plane(_layout(state), Supervisor(state.root), ensure_tool(HYPER))
@@ -164,7 +164,7 @@ def replace_number(state: ClusterState, number: int) -> Node:
     return Node(_layout(state), ClusterNetwork(state.index), number)
 
 
-def _plan_state(request: UpRequest, old: ClusterState | None, reason: str) -> ClusterState:
+def plan_state(request: UpRequest, old: ClusterState | None, reason: str) -> ClusterState:
     """What the cluster is to be: the request, and where it says nothing what the cluster was."""
     if request.control_plane_only and (request.nodes or request.kwok_nodes):
         raise InvalidArgument("--control-plane-only", True, "contradicts --nodes and --kwok-nodes", "drop one of them")
