@@ -6,8 +6,8 @@ Thin subprocess wrappers: what they run is what a user would type. Waits have de
 from __future__ import annotations
 
 import json
-import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -142,9 +142,17 @@ def port_forward(kube: Kube, namespace: str, service: str, port: int = 80) -> It
 
 
 def tools(environment: dict[str, str]) -> Kube:
-    """kubectl and helm of the cluster tooling, else those on PATH."""
-    found = json.loads(omni("cluster", "tools", "--json", quiet=True))
-    return Kube(kubectl=found["kubectl"], helm=found["helm"], environment=environment)
+    """kubectl and helm that `omni cluster` built, else those on PATH. Raises StepFailed if one is nowhere."""
+    from omni_cluster.paths import current_bin_dir
+
+    def find(name: str) -> str:
+        built = current_bin_dir() / name
+        found = str(built) if built.exists() else shutil.which(name)
+        if found is None:
+            raise StepFailed(f"{name} is neither in {current_bin_dir()} nor on PATH; install it, or use provider local")
+        return found
+
+    return Kube(kubectl=find("kubectl"), helm=find("helm"), environment=environment)
 
 
 def install_operator(kube: Kube) -> None:
