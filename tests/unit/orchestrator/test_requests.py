@@ -256,7 +256,7 @@ async def test_many_requests_over_three_talkers_stay_with_their_replica(rig: Rig
     for _ in range(8):
         handles += [rig.orchestrator.submit(a_call()) for _ in range(6)]
         await asyncio.gather(*(all_outputs(h) for h in handles[-6:]))
-    assert sorted(sum((list(t.submits) for t in talkers), [])) == sorted(thinker.submits)
+    assert sorted(r for t in talkers for r in t.submits) == sorted(thinker.submits)
     assert all(len(t.submits) >= 8 for t in talkers)
 
 

@@ -1,0 +1,230 @@
+"""The request state machine: every interleaving of events, in memory.
+
+The rules drive one request with events in any order, from right and wrong replicas, before and after its end, and
+check after each step what a client, a stage and a pool would see.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from omni_runtime.errors import EngineError, StageUnavailable
+from omni_runtime.orchestrator.advance import advance
+from omni_runtime.orchestrator.state import (
+    UNSETTLED,
+    AbortStage,
+    Action,
+    Bound,
+    Cancelled,
+    CancelRequested,
+    Complete,
+    DeadlinePassed,
+    Emit,
+    EmitStageEnd,
+    Event,
+    Fail,
+    Forget,
+    Phase,
+    PieceArrived,
+    Rejected,
+    ReleaseStage,
+    ReplicaGone,
+    RequestId,
+    RequestState,
+    SettleExpired,
+    StageAborted,
+    StageFailed,
+    StageFinished,
+    StagePhase,
+    StageStarted,
+    StageUsage,
+    StartSettling,
+    SubmitStage,
+    TextPiece,
+    build_request_spec,
+)
+from omni_runtime.topology.types import Modality
+from tests.unit.orchestrator.plans import a_plan
+
+STAGES = ("thinker", "talker", "code2wav")
+STAGE = st.sampled_from(STAGES)
+REPLICA = st.sampled_from(("right", "right", "right", "wrong"))
+TERMINAL = (Complete, Fail, Cancelled)
+
+
+def a_state(*modalities: str, codes: bool = False) -> RequestState:
+    wanted = frozenset(Modality(m) for m in modalities or ("text", "audio"))
+    return RequestState(build_request_spec(a_plan(), RequestId("r"), wanted, code_edges=codes), queued_at=0.0)
+
+
+def bound(state: RequestState) -> Bound:
+    return Bound(tuple((s, f"{s}-right") for s in state.spec.stages))
+
+
+class RequestLife(RuleBasedStateMachine):
+    """One request, any events."""
+
+    @initialize(modalities=st.sampled_from((("text",), ("audio",), ("text", "audio"))), codes=st.booleans())
+    def queue(self, modalities: tuple[str, ...], codes: bool) -> None:
+        self.state = a_state(*modalities, codes=codes and "audio" in modalities)
+        self.now = 0.0
+        self.actions: list[Action] = []
+        self.held: set[str] = set()  # stages whose replica's place we hold
+
+    def step(self, event: Event) -> tuple[Action, ...]:
+        self.now += 1.0
+        before = self.state
+        self.state, actions = advance(self.state, event, self.now)
+        ended = any(isinstance(a, TERMINAL) for a in self.actions)
+        for action in actions:
+            match action:
+                case SubmitStage(stage, _):
+                    assert stage not in self.held
+                    self.held.add(stage)
+                case ReleaseStage(stage, _) if before.phase is not Phase.QUEUED and isinstance(event, Bound):
+                    pass  # places of a binding that came too late: never ours
+                case ReleaseStage(stage, _):
+                    self.held.remove(stage)
+                case Emit() | EmitStageEnd():
+                    assert not ended, "a finished request never emits"
+        if before.phase is Phase.DONE:
+            assert self.state == before
+            assert all(isinstance(a, ReleaseStage) for a in actions)
+        self.actions += actions
+        return actions
+
+    def at(self, stage: str, replica: str) -> str:
+        return f"{stage}-{replica}"
+
+    @rule()
+    def bind(self) -> None:
+        self.step(bound(self.state))
+
+    @rule(stage=STAGE, replica=REPLICA)
+    def started(self, stage: str, replica: str) -> None:
+        self.step(StageStarted(stage, self.at(stage, replica)))
+
+    @rule(stage=STAGE, replica=REPLICA)
+    def piece(self, stage: str, replica: str) -> None:
+        record = self.state.stages.get(stage)
+        live = record is not None and record.phase in (StagePhase.SUBMITTED, StagePhase.STARTED)
+        expected = self.state.phase is Phase.RUNNING and live and replica == "right"
+        actions = self.step(PieceArrived(stage, self.at(stage, replica), TextPiece("x")))
+        assert bool(actions) == expected, "nothing is lost, nothing is resurrected (R4)"
+
+    @rule(stage=STAGE, replica=REPLICA)
+    def finished(self, stage: str, replica: str) -> None:
+        self.step(StageFinished(stage, self.at(stage, replica), StageUsage("stop")))
+
+    @rule(stage=STAGE, replica=REPLICA)
+    def failed(self, stage: str, replica: str) -> None:
+        self.step(StageFailed(stage, self.at(stage, replica), EngineError("boom")))
+
+    @rule(stage=STAGE, replica=REPLICA)
+    def aborted(self, stage: str, replica: str) -> None:
+        self.step(StageAborted(stage, self.at(stage, replica)))
+
+    @rule(stage=STAGE, replica=REPLICA)
+    def lost(self, stage: str, replica: str) -> None:
+        self.step(ReplicaGone(stage, self.at(stage, replica), "fell silent"))
+
+    @rule()
+    def rejected(self) -> None:
+        self.step(Rejected(StageUnavailable("no talker")))
+
+    @rule()
+    def cancelled(self) -> None:
+        self.step(CancelRequested("client_disconnect"))
+
+    @rule()
+    def deadline(self) -> None:
+        self.step(DeadlinePassed(1.0))
+
+    @precondition(lambda self: any(isinstance(a, StartSettling) for a in self.actions))
+    @rule()
+    def settle(self) -> None:
+        self.step(SettleExpired())
+
+    @invariant()
+    def one_terminal_at_most(self) -> None:
+        assert sum(isinstance(a, TERMINAL) for a in getattr(self, "actions", ())) <= 1
+        assert sum(isinstance(a, Forget) for a in getattr(self, "actions", ())) <= 1
+
+    @invariant()
+    def one_abort_per_stage_at_most(self) -> None:
+        aborts = [a.stage for a in getattr(self, "actions", ()) if isinstance(a, AbortStage)]
+        assert len(aborts) == len(set(aborts))
+
+    @invariant()
+    def places_are_held_exactly_while_unsettled(self) -> None:
+        if hasattr(self, "state"):
+            assert self.held == {n for n, r in self.state.stages.items() if r.phase in UNSETTLED}
+
+    def teardown(self) -> None:
+        """Whatever happened: after a cancel and the settle time, nothing is left and everybody was told."""
+        if not hasattr(self, "state"):
+            return
+        self.step(CancelRequested("end of test"))
+        for _ in range(2):
+            self.step(SettleExpired())
+        assert self.state.phase is Phase.DONE
+        assert not self.held
+        assert sum(isinstance(a, TERMINAL) for a in self.actions) == 1
+        aborted = {a.stage for a in self.actions if isinstance(a, AbortStage)}
+        for stage, record in self.state.stages.items():
+            heard = record.phase in (StagePhase.FINISHED, StagePhase.FAILED, StagePhase.LOST)
+            assert heard or stage in aborted, "a submitted stage was neither heard of nor aborted"
+
+
+TestRequestLife = RequestLife.TestCase
+TestRequestLife.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+
+
+def run(state: RequestState, *events: Event) -> tuple[RequestState, list[Action]]:
+    actions: list[Action] = []
+    for i, event in enumerate(events):
+        state, more = advance(state, event, float(i))
+        actions += more
+    return state, actions
+
+
+def test_completion_is_by_modality_set() -> None:
+    """Audio may end before text: the request ends with the later of the two, whichever it is."""
+    state = a_state()
+    audio_first = [
+        bound(state),
+        StageFinished("code2wav", "code2wav-right", StageUsage("stop")),
+        StageFinished("talker", "talker-right", StageUsage("stop")),
+    ]
+    state, actions = run(state, *audio_first)
+    assert not any(isinstance(a, Complete) for a in actions)
+    _, actions = run(state, StageFinished("thinker", "thinker-right", StageUsage("stop")))
+    assert isinstance(actions[-2], Complete)
+    assert isinstance(actions[-1], Forget)
+
+
+def test_text_only_needs_only_the_thinker() -> None:
+    assert a_state("text").spec.stages == ("thinker",)
+    assert a_state("audio").spec.final == {"code2wav"}
+    assert a_state("audio", codes=True).spec.final == {"code2wav", "talker"}
+
+
+def test_consumers_are_submitted_first() -> None:
+    state = a_state()
+    _, actions = run(state, bound(state))
+    assert [a.stage for a in actions if isinstance(a, SubmitStage)] == ["code2wav", "talker", "thinker"]
+
+
+def test_a_stage_that_drops_a_request_fails_it() -> None:
+    """R16: an abort that nobody asked for still gives the client an end."""
+    state = a_state("text")
+    _, actions = run(state, bound(state), StageAborted("thinker", "thinker-right"))
+    assert any(isinstance(a, Fail) for a in actions)
+
+
+def test_deadline_of_a_queued_request_says_so() -> None:
+    _, actions = run(a_state(), DeadlinePassed(2.0))
+    assert isinstance(actions[0], Fail)
+    assert "still queued" in str(actions[0].error)

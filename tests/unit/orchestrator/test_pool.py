@@ -1,0 +1,176 @@
+"""StagePool and admission as tables; time is a number."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_runtime.orchestrator.admission import AdmissionRules, check_queue, plan_admissions
+from omni_runtime.orchestrator.pool import LivenessRules, StagePool, round_robin
+from omni_runtime.orchestrator.state import RequestId, RequestSpec, build_request_spec
+from omni_runtime.protocol.control import Heartbeat, Hello, StageLoad
+from omni_runtime.topology.types import Modality
+from tests.unit.orchestrator.plans import a_plan
+
+RULES = LivenessRules(heartbeat_seconds=1, suspect_seconds=3, lost_seconds=10, unreachable_seconds=2)
+
+
+def hello(replica: str, capacity: int = 4, incarnation: str = "i") -> Hello:
+    return Hello("talker", replica, "rev", 1, "tcp://h:1", "d", capacity, incarnation)
+
+
+def a_pool(*replicas: str, capacity: int = 4) -> StagePool:
+    pool = StagePool("talker", RULES)
+    for replica in replicas:
+        pool.join(hello(replica, capacity), peer=replica.encode(), now=0.0)
+    return pool
+
+
+def bind(pool: StagePool, request: str, now: float = 0.0) -> str | None:
+    replica = pool.bind(RequestId(request), now)
+    return replica.id if replica is not None else None
+
+
+def test_bindings_are_sticky() -> None:
+    """T70"""
+    pool = a_pool("a", "b")
+    assert len({bind(pool, "r") for _ in range(10)}) == 1
+
+
+def test_a_binding_outlives_draining_and_suspicion() -> None:
+    pool = a_pool("a", "b")
+    chosen = bind(pool, "r")
+    assert chosen is not None
+    pool.leave(chosen)
+    assert bind(pool, "r", now=5.0) == chosen
+
+
+def test_least_loaded_spreads_and_weighs_by_capacity() -> None:
+    pool = StagePool("talker", RULES)
+    pool.join(hello("small", 2), b"s", 0.0)
+    pool.join(hello("large", 6), b"l", 0.0)
+    assert Counter(bind(pool, f"r{i}") for i in range(8)) == {"small": 2, "large": 6}
+    assert bind(pool, "too many") is None
+
+
+def test_ties_go_round() -> None:
+    pool = a_pool("a", "b", "c")
+    chosen = []
+    for i in range(6):
+        replica = bind(pool, f"r{i}")
+        assert replica is not None
+        pool.release(RequestId(f"r{i}"), replica)
+        chosen.append(replica)
+    assert Counter(chosen) == {"a": 2, "b": 2, "c": 2}
+
+
+def test_round_robin() -> None:
+    pool = StagePool("talker", RULES, round_robin)
+    for name in "abc":
+        pool.join(hello(name), name.encode(), 0.0)
+    assert [bind(pool, f"r{i}") for i in range(4)] == ["a", "b", "c", "a"]
+
+
+def test_suspect_gets_nothing_new_and_recovers() -> None:
+    pool = a_pool("a")
+    assert bind(pool, "r1", now=2.9) == "a"
+    assert bind(pool, "r2", now=3.1) is None
+    pool.heartbeat("a", Heartbeat(StageLoad()), 4.0)
+    assert bind(pool, "r2", now=4.1) == "a"
+
+
+def test_unhealthy_gets_nothing_new() -> None:
+    pool = a_pool("a")
+    pool.heartbeat("a", Heartbeat(StageLoad(), healthy=False, detail="CUDA error"), 1.0)
+    assert bind(pool, "r", now=1.0) is None
+    pool.heartbeat("a", Heartbeat(StageLoad()), 2.0)
+    assert bind(pool, "r", now=2.0) == "a"
+
+
+def test_loss_by_silence_names_the_requests() -> None:
+    pool = a_pool("a", "b")
+    bind(pool, "r1"), bind(pool, "r2")
+    pool.heartbeat("a", Heartbeat(StageLoad()), 9.0)
+    lost = pool.expire(10.0)
+    assert [(x.replica, len(x.requests)) for x in lost] == [("b", 1)]
+    assert "no heartbeat" in lost[0].reason
+
+
+def test_loss_by_closed_connection_is_quick() -> None:
+    pool = a_pool("a")
+    pool.unreachable("a", 1.0)
+    assert bind(pool, "r", now=1.1) is None
+    assert not pool.expire(2.9)
+    assert pool.expire(3.0)[0].replica == "a"
+
+
+def test_our_own_stall_is_excused() -> None:
+    pool = a_pool("a")
+    pool.excuse(60.0)
+    assert not pool.expire(61.0)
+
+
+def test_rejoin_of_the_same_process_keeps_and_of_another_loses() -> None:
+    """R35, R37"""
+    pool = a_pool("a")
+    bind(pool, "r")
+    assert pool.join(hello("a"), b"other-connection", 1.0) is None
+    assert bind(pool, "r") == "a"
+    lost = pool.join(hello("a", incarnation="j"), b"third", 2.0)
+    assert lost is not None
+    assert lost.requests == ("r",)
+    assert pool.get("a") is not None
+
+
+@given(
+    capacities=st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    steps=st.lists(st.tuples(st.booleans(), st.integers(0, 30)), max_size=80),
+)
+def test_never_over_capacity_and_never_idle_with_work(capacities: list[int], steps: list[tuple[bool, int]]) -> None:
+    pool = StagePool("talker", RULES)
+    for i, capacity in enumerate(capacities):
+        pool.join(hello(str(i), capacity), str(i).encode(), 0.0)
+    held: dict[str, str] = {}
+    for is_bind, n in steps:
+        request = f"r{n}"
+        if is_bind:
+            replica = bind(pool, request)
+            assert (replica is None) == (request not in held and len(held) == sum(capacities))
+            if replica is not None:
+                assert held.setdefault(request, replica) == replica
+        elif request in held:
+            pool.release(RequestId(request), held.pop(request))
+    for i, capacity in enumerate(capacities):
+        member = pool.get(str(i))
+        assert member is not None
+        assert len(member.bound) == list(held.values()).count(str(i)) <= capacity
+
+
+def spec(request: str, *modalities: Modality) -> RequestSpec:
+    return build_request_spec(a_plan(), RequestId(request), frozenset(modalities))
+
+
+def test_admission_is_fifo_per_stage_and_text_passes_speech() -> None:
+    speech = [spec(f"s{i}", Modality.TEXT, Modality.AUDIO) for i in range(3)]
+    text = spec("t", Modality.TEXT)
+    admitted, waiting = plan_admissions([*speech, text], {"thinker": 9, "talker": 1, "code2wav": 9})
+    assert admitted == ("s0", "t")
+    assert waiting == {"talker": 2}
+
+
+def test_nobody_overtakes_at_a_full_stage() -> None:
+    queue = [spec("s", Modality.TEXT, Modality.AUDIO), spec("t", Modality.TEXT)]
+    admitted, waiting = plan_admissions(queue, {"thinker": 0, "talker": 1, "code2wav": 1})
+    assert admitted == ()
+    assert waiting == {"thinker": 2}
+
+
+def test_queue_limit() -> None:
+    rules = AdmissionRules(max_queue=2)
+    assert check_queue(1, rules, 1.0) is None
+    overloaded = check_queue(2, rules, 7.4)
+    assert overloaded is not None
+    assert overloaded.retry_after_seconds == 7
+    assert overloaded.http_status == 429
