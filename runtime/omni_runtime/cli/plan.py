@@ -37,7 +37,7 @@ def plan(
             load_pipeline(file, name),
             known,
             target="local" if local else "kubernetes",
-            default_profile="default" if "default" in known else None if profiles else LOCAL_PROFILE,
+            default_profile=None if profiles else LOCAL_PROFILE,
         )
     except InvalidPipeline as invalid:
         for error in invalid.errors:

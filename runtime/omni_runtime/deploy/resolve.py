@@ -24,6 +24,7 @@ from omni_runtime.topology.registry import find_topology, one_of
 
 Profiles = Mapping[str, OmniRuntimeProfile]
 
+DEFAULT_PROFILE = "default"
 DRAIN_SECONDS = 300  # an answer that is being spoken ends by itself within this time (T44)
 ENTRY_PORT = 80  # of the Service
 MAX_QUEUE = 256
@@ -35,10 +36,13 @@ def resolve(
     """The plan of a pipeline.
 
     profiles: every OmniRuntimeProfile of the cluster, by name. default_profile: for stages where neither the stage nor
-    the pipeline names one. Raises InvalidPipeline with every violation, and nothing else.
+    the pipeline names one; without it, the profile named `default` if there is one.
+    Raises InvalidPipeline with every violation, and nothing else.
     """
     bad, origins = Violations(), Origins()
     spec = pipeline.spec
+    if default_profile is None and DEFAULT_PROFILE in profiles:
+        default_profile = DEFAULT_PROFILE
     topology = find_topology(spec.topology)
     structure = None
     if isinstance(topology, FieldError):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from omni_crds.v1alpha1.base import ObjectMeta
+from omni_runtime.deploy.resolve import resolve
 from omni_runtime.errors import FieldError
-from tests.unit.deploy.builders import CUSTOM, HUB, QWEN, SMOL, errors_of
+from tests.unit.deploy.builders import CUSTOM, HUB, PROFILES, QWEN, SMOL, a_pipeline, errors_of
 
 CASES = [
     pytest.param(
@@ -373,6 +375,15 @@ def test_default_profile_is_used_only_where_none_is_named() -> None:
     assert errors_of(spec + named, default="cuda") == (), "packaged weights and a CUDA default that nobody uses"
 
 
+def test_the_profile_named_default_is_the_default() -> None:
+    """As the API says of spec.runtimeProfile."""
+    spec = 'model: {uri: "packaged://smol-omni"}\ntopology: smol_omni\n'
+    profile = PROFILES["cpu"].model_copy(update={"metadata": ObjectMeta(name="default")})
+    plan = resolve(a_pipeline(spec), {**PROFILES, "default": profile}, target="kubernetes")
+    assert {s.profile for s in plan.stages} == {"default"}
+    assert plan.origins["stages.thinker.profile"] == "default"
+
+
 def test_shared_memory_is_fine_on_one_machine() -> None:
     spec = SMOL + "edges: [{from: talker, to: code2wav, connector: {type: SharedMemory}}]"
     assert errors_of(spec, target="local") == ()
@@ -397,7 +408,6 @@ def test_no_stage_emits_anything() -> None:
     from omni_runtime.deploy.overlay import Violations
     from omni_runtime.deploy.structure import resolve_structure
     from omni_runtime.topology.types import EngineKind, StageTemplate, Topology
-    from tests.unit.deploy.builders import a_pipeline
 
     silent = Topology("silent", "", (StageTemplate("only", EngineKind.AR_VLLM),), ())
     bad = Violations()
