@@ -17,7 +17,7 @@ from types import ModuleType
 from omni_cluster.errors import MissingPrerequisite, StepFailed
 from omni_cluster.paths import cache_dir
 from omni_cluster.progress import say, step
-from omni_image import content, debian, environment, pins, process
+from omni_image import content, debian, dockerfile, environment, pins, process
 from omni_image.engines import Build, Engine
 from omni_image.plan import KINDS, Digests, ImageKind, ImagePlan, Tier, context_parts, plan_image, plan_work, short_name
 
@@ -76,9 +76,9 @@ def observe_digests(kind: ImageKind, base: str | None, root: Path = ROOT) -> Dig
             raise MissingPrerequisite(
                 f"{root / name} does not exist; images are built from a checkout of the repository"
             )
-    # stubs.py decides what the environment looks like, as the scripts inside do.
-    install = content.tree_digest(root, [kind.dockerfile, INSTALL, "runtime_image/omni_image/environment.py"])
-    stubs = content.tree_digest(root, ["runtime_image/omni_image/stubs.py"]) if kind.stub_cuda else ""
+    # What prepares packages on the host decides what is inside as much as the scripts that run inside.
+    tools = ["environment", *(["stubs"] if kind.stub_cuda else [])]
+    host = content.tree_digest(root, [f"runtime_image/omni_image/{name}.py" for name in tools])
     models = ""
     if "models" in kind.targets:
         prepared = sorted(
@@ -87,11 +87,24 @@ def observe_digests(kind: ImageKind, base: str | None, root: Path = ROOT) -> Dig
         models = content.tree_digest(models_dir(), prepared)
     return Digests(
         debian=base or debian.recipe(),
-        pins=content.text_digest([*pins_of(kind.extra, root), stubs]),
-        install=install,
+        pins=content.text_digest([*pins_of(kind.extra, root), host]),
+        recipes=observe_recipes(kind, root),
         models=models,
-        sources=content.tree_digest(root, [*kind.sources, "pyproject.toml"]),
+        sources=content.tree_digest(root, kind.sources),
     )
+
+
+def observe_recipes(kind: ImageKind, root: Path = ROOT) -> dict[str, str]:
+    """A digest for each stage of the Dockerfile: its instructions and the scripts they run, comments left out."""
+    file = dockerfile.parse((root / kind.dockerfile).read_text())
+    recipes = {}
+    for target in kind.targets:
+        instructions = file.stage(target)
+        # pyproject.toml is read for a few of its lines; as a whole it would rebuild gigabytes for a linter's setting.
+        scripts = [name for name in dockerfile.context_files(instructions) if name != "pyproject.toml"]
+        lines = [f"{item.word} {item.value}" for item in instructions]
+        recipes[target] = content.text_digest([*lines, content.tree_digest(root, scripts)])
+    return recipes
 
 
 def plan(kind: ImageKind, base: str | None = None, root: Path = ROOT) -> ImagePlan:
@@ -104,8 +117,8 @@ def prepare_models() -> None:
     command = [sys.executable, "-m", "omni_runtime.cli", "models", "prepare", "--target", str(models_dir())]
     with step("demo models"):
         result = subprocess.run(command, stdin=subprocess.DEVNULL, check=False)
-    if result.returncode:
-        raise StepFailed("`omni models prepare` failed; its output is above")
+        if result.returncode:
+            raise StepFailed("`omni models prepare` failed; its output is above")
 
 
 def build_image(kind: ImageKind, engine: Engine, base: str | None = None, root: Path = ROOT) -> BuiltImage:

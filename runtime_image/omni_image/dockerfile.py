@@ -33,6 +33,19 @@ class Dockerfile:
         start = max((index for index, item in enumerate(self.instructions) if item.word == "FROM"), default=-1)
         return self.instructions[start + 1 :]
 
+    def stage(self, name: str) -> tuple[Instruction, ...]:
+        """Instructions of one stage, with its FROM. Raises KeyError when there is none of this name."""
+        found: list[Instruction] = []
+        inside = False
+        for item in self.instructions:
+            if item.word == "FROM":
+                inside = bool(re.search(rf"\bAS\s+{re.escape(name)}$", item.value, re.IGNORECASE))
+            if inside:
+                found.append(item)
+        if not found:
+            raise KeyError(name)
+        return tuple(found)
+
     @property
     def stages(self) -> tuple[str, ...]:
         names = (re.search(r"\bAS\s+(\S+)", item.value, re.IGNORECASE) for item in self.of("FROM"))
@@ -67,6 +80,12 @@ def parse(text: str) -> Dockerfile:
     if pending:
         raise ValueError(f"line {start}: the last instruction ends in a continuation")
     return Dockerfile(tuple(instructions))
+
+
+def context_files(instructions: Iterable[Instruction]) -> tuple[str, ...]:
+    """Files of the build context that RUN instructions use through their bind mount at /context."""
+    words = (word for item in instructions if item.word == "RUN" for word in item.value.split())
+    return tuple(sorted({word.removeprefix("/context/") for word in words if word.startswith("/context/")}))
 
 
 def exec_form(value: str) -> bool:

@@ -25,11 +25,13 @@ SUPERFLUOUS_ON_CPU = (
     "cuda_toolkit-*.dist-info",
     "torch/include",
     "torch/share",
-    "torch/bin",
+    "torch/bin/protoc*",
+    "torch/bin/*test*",
     "torch/lib/*.a",
     "torch/lib/libtorch_cuda_linalg.so",
-    "mooncake/*cuda*",
-    "mooncake/*nvlink*",
+    "mooncake/mooncake_client",
+    "mooncake/mooncake_master",
+    "mooncake/transfer_engine_bench",
 )
 
 

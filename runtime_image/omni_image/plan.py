@@ -64,8 +64,8 @@ class Digests:
     """The base image's recipe."""
     pins: str
     """Names and versions of the packages of the image's extra."""
-    install: str
-    """Scripts that run inside the build, and the Dockerfile."""
+    recipes: Mapping[str, str]
+    """For each stage of the Dockerfile, its text and the scripts that it runs."""
     models: str
     """Files of the demo models; empty for an image without models."""
     sources: str
@@ -108,13 +108,13 @@ def plan_image(kind: ImageKind, digests: Digests) -> ImagePlan:
     """Tiers and their names. Equal input gives equal names, on any machine."""
     debian = f"{REPOSITORY}/debian:{combine('debian', digests.debian)[:12]}"
     adds = {
-        "environment": (digests.pins, digests.install, kind.extra, str(kind.stub_cuda)),
+        "environment": (digests.pins, kind.extra, str(kind.stub_cuda)),
         "models": (digests.models,),
-        "application": (digests.sources, digests.install),
+        "application": (digests.sources,),
     }
     base, tiers = debian, []
     for target in kind.targets:
-        digest = combine(kind.name, target, base, *adds[target])
+        digest = combine(kind.name, target, base, digests.recipes[target], *adds[target])
         last = target == kind.targets[-1]
         image = (
             f"{REPOSITORY}/{kind.name}:dev-{digest[:8]}" if last else f"{REPOSITORY}/{kind.name}-{target}:{digest[:12]}"

@@ -38,10 +38,8 @@ def test_what_is_copied_exists(path: Path) -> None:
     for item in file.of("COPY"):
         source = item.value.split()[0]
         assert (ROOT / source).is_dir(), f"{path.name}:{item.line}: {source}"
-    for item in file.of("RUN"):
-        for word in item.value.split():
-            if word.startswith("/context/"):
-                assert (ROOT / word.removeprefix("/context/")).exists(), f"{path.name}:{item.line}: {word}"
+    for name in dockerfile.context_files(file.instructions):
+        assert (ROOT / name).is_file(), f"{path.name}: {name}"
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
@@ -49,6 +47,15 @@ def test_stages_and_sources_are_those_of_the_plan(kind) -> None:
     file = dockerfile.parse((ROOT / kind.dockerfile).read_text())
     assert file.stages == kind.targets
     assert {item.value.split()[0] for item in file.of("COPY")} == set(kind.sources)
+
+
+def test_a_stage_knows_its_instructions_and_scripts() -> None:
+    file = dockerfile.parse(GOOD.replace("RUN true", "RUN --mount=type=bind,target=/context sh /context/a/b.sh x"))
+    assert [item.word for item in file.stage("environment")] == ["FROM", "RUN"]
+    assert [item.word for item in file.stage("application")] == ["FROM", "USER", "ENTRYPOINT"]
+    assert dockerfile.context_files(file.stage("environment")) == ("a/b.sh",)
+    with pytest.raises(KeyError):
+        file.stage("models")
 
 
 def test_operator_image_names_no_engine() -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 import pytest
 
 from omni_image.plan import CPU, KINDS, OPERATOR, Digests, context_parts, plan_image, plan_work, short_name
 
-DIGESTS = Digests(debian="d", pins="p", install="i", models="m", sources="s")
+RECIPES = {"environment": "re", "models": "rm", "application": "ra"}
+DIGESTS = Digests(debian="d", pins="p", recipes=RECIPES, models="m", sources="s")
 
 
-def changed(**fields: str) -> Digests:
+def changed(**fields: Any) -> Digests:
     return dataclasses.replace(DIGESTS, **fields)
 
 
@@ -28,11 +30,13 @@ def test_same_content_same_names(kind) -> None:
         pytest.param({"sources": "x"}, "application", id="an edit builds the application only"),
         pytest.param({"models": "x"}, "models", id="other weights keep the packages"),
         pytest.param({"pins": "x"}, "environment", id="a moved pin"),
-        pytest.param({"install": "x"}, "environment", id="another install script"),
+        pytest.param({"recipes": RECIPES | {"environment": "x"}}, "environment", id="another install script"),
+        pytest.param({"recipes": RECIPES | {"models": "x"}}, "models", id="another way to copy models"),
+        pytest.param({"recipes": RECIPES | {"application": "x"}}, "application", id="another entrypoint"),
         pytest.param({"debian": "x"}, "environment", id="another base changes everything above it"),
     ],
 )
-def test_a_change_renames_its_tier_and_those_above(change: dict[str, str], first_changed: str) -> None:
+def test_a_change_renames_its_tier_and_those_above(change: dict[str, Any], first_changed: str) -> None:
     before, after = plan_image(CPU, DIGESTS), plan_image(CPU, changed(**change))
     renamed = [a.target for b, a in zip(before.tiers, after.tiers, strict=True) if a.image != b.image]
     assert renamed == list(CPU.targets[CPU.targets.index(first_changed) :])
