@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Protocol
 
 from omni_crds.crd import build_crds
@@ -77,16 +78,19 @@ def is_established(crd: Crd | None) -> bool:
 
 
 class KubernetesCrds:
-    """CrdApi on a cluster: in a pod with its service account, elsewhere with the kubeconfig."""
+    """CrdApi on a cluster: in a pod with its service account, elsewhere with a kubeconfig."""
 
-    def __init__(self) -> None:
+    def __init__(self, kubeconfig: Path | None = None) -> None:
         from kubernetes import client, config, dynamic
 
-        config.load_config()
+        configuration = client.Configuration()
+        if kubeconfig is None:
+            config.load_config(client_configuration=configuration)
+        else:
+            config.load_kube_config(str(kubeconfig), client_configuration=configuration)
         self._errors = dynamic.exceptions
-        self._crds = dynamic.DynamicClient(client.ApiClient()).resources.get(
-            api_version="apiextensions.k8s.io/v1", kind="CustomResourceDefinition"
-        )
+        cluster = dynamic.DynamicClient(client.ApiClient(configuration))
+        self._crds = cluster.resources.get(api_version="apiextensions.k8s.io/v1", kind="CustomResourceDefinition")
 
     def get(self, name: str) -> Crd | None:
         try:
