@@ -17,6 +17,7 @@ from omni_runtime.local.layout import REPLICA_PLACEHOLDER, ProcessSpec
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 TAIL_LINES = 15
+GROUP_SECONDS = 4.0
 TAIL_BYTES = 64 << 10
 
 
@@ -71,21 +72,41 @@ class Child:
             self._process.terminate()
 
     async def end(self, grace_seconds: float) -> bool:
-        """SIGTERM, then SIGKILL for whatever is left of the process group. True: it ended by itself."""
+        """SIGTERM, then SIGKILL, then whatever is left of the process group. True: it ended by itself."""
         self.terminate()
         clean = True
         try:
             await asyncio.wait_for(self._process.wait(), grace_seconds)
         except TimeoutError:
             clean = False
-        self.kill_group()
-        await self._process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        await self.end_group()
         return clean
+
+    async def end_group(self) -> None:
+        """The children of a process that is gone: time to tidy up, then SIGKILL.
+
+        Python's resource tracker is one of them; killed too early it leaves the shared memory of an engine behind.
+        """
+        self._signal_group(signal.SIGTERM)
+        deadline = asyncio.get_running_loop().time() + GROUP_SECONDS
+        while self._signal_group(0) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - not our children
+            await asyncio.sleep(0.05)
+        self.kill_group()
 
     def kill_group(self) -> None:
         """Engines may have children of their own; they are in the same group and end with it."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: int) -> bool:
+        """False: the group has no member any more."""
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
 
 
 def log_tail(path: Path, start: int = 0, lines: int = TAIL_LINES) -> list[str]:

@@ -116,7 +116,7 @@ class Supervisor:
                 code = await child.wait()
             finally:
                 watcher.cancel()
-            child.kill_group()  # what it may have left behind
+            await child.end_group()  # what it may have left behind
             was_ready = spec.name in self._ready
             self._ready.discard(spec.name)
             crashes = 0 if time.monotonic() - started > STABLE_SECONDS else crashes + 1

@@ -22,6 +22,7 @@ from omni_runtime.serving.params import StageParams
 from omni_runtime.topology.types import Modality
 
 DEFAULT_DEADLINE_SECONDS = 600.0
+CLIENT_DISCONNECT = "client_disconnect"  # the reason when nobody reads the outputs any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,4 +90,4 @@ class RequestHandle:
                     case _:
                         yield item
         finally:
-            self.cancel("the consumer of the outputs left")
+            self.cancel(CLIENT_DISCONNECT)

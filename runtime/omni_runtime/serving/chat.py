@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from omni_runtime.errors import FieldError, InvalidRequest, OmniError, StreamClosed
 from omni_runtime.logs import get_logger
-from omni_runtime.orchestrator.calls import DEFAULT_DEADLINE_SECONDS, Call, Output, RequestHandle
+from omni_runtime.orchestrator.calls import CLIENT_DISCONNECT, DEFAULT_DEADLINE_SECONDS, Call, Output, RequestHandle
 from omni_runtime.orchestrator.state import AudioPiece, Emit, TextPiece
 from omni_runtime.serving.audio import AudioEncoder
 from omni_runtime.serving.chunks import DONE, Completion, sse, sse_error
@@ -67,7 +67,7 @@ class _EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._handle.cancel("client_disconnect")
+            self._handle.cancel(CLIENT_DISCONNECT)
 
 
 # --- request
@@ -219,7 +219,7 @@ async def _unless_gone(request: Request, handle: RequestHandle, work: Any) -> An
         gone.cancel()
         if not task.done():
             task.cancel()
-            handle.cancel("client_disconnect")
+            handle.cancel(CLIENT_DISCONNECT)
 
 
 async def _disconnected(request: Request) -> None:
