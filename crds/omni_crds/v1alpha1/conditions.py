@@ -13,6 +13,9 @@ from pydantic import Field
 
 from omni_crds.v1alpha1.base import Generation, Message, OmniModel
 
+CAMEL_CASE = r"^[A-Z][A-Za-z0-9]*$"
+TIMESTAMP = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z$"
+
 
 class ConditionType(StrEnum):
     READY = "Ready"  # every stage that the outputs need has its desired replicas on the newest revision
@@ -48,6 +51,8 @@ class Reason(StrEnum):
     CRASH_LOOPING = "CrashLooping"
     CRD_OUTDATED = "CRDOutdated"
     MANUAL = "Manual"
+    OUT_OF_RANGE = "OutOfRange"
+    FOLLOWS_LEADER = "FollowsLeader"
     REACHABLE = "Reachable"
     DEGRADED = "Degraded"
     FEASIBLE = "Feasible"
@@ -68,11 +73,11 @@ class ConditionStatus(StrEnum):
 class Condition(OmniModel):
     """One aspect of an object's state."""
 
-    type: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Z][A-Za-z0-9]*$")]
+    type: Annotated[str, Field(min_length=1, max_length=63, pattern=CAMEL_CASE)]
     """Name of the aspect, such as Ready."""
     status: ConditionStatus
     """Whether it holds: True, False or Unknown."""
-    reason: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Z][A-Za-z0-9]*$")]
+    reason: Annotated[str, Field(min_length=1, max_length=128, pattern=CAMEL_CASE)]
     """Why, in one CamelCase word that alerts can match."""
     message: Message = ""
     """Why, for a person."""
@@ -80,8 +85,8 @@ class Condition(OmniModel):
         str,
         Field(
             min_length=20,
-            max_length=32,
-            pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z$",
+            max_length=27,
+            pattern=TIMESTAMP,
         ),
     ]
     """When status last changed, in UTC."""

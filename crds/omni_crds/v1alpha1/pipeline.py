@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from omni_crds.v1alpha1.base import (
+    NO_NUL,
     PRINTABLE,
     Count,
     DeviceClassName,
@@ -36,6 +37,7 @@ from omni_crds.v1alpha1.conditions import Condition, ConditionStatus
 from omni_crds.v1alpha1.markers import ListAtomic, ListMap, Rule, rules
 
 CUSTOM_TOPOLOGY = "custom"
+TAINT_KEY = r"^[-./_A-Za-z0-9]+$"
 
 MODEL_URI = (
     r"^(hf://[A-Za-z0-9][-._A-Za-z0-9]*/[A-Za-z0-9][-._A-Za-z0-9]*"
@@ -54,7 +56,7 @@ class ModelSpec(OmniModel):
         )
     )
 
-    uri: Annotated[str, Field(min_length=1, max_length=1024, pattern=MODEL_URI)]
+    uri: Annotated[str, Field(max_length=1024, pattern=MODEL_URI)]
     """hf://ORG/NAME (model hub), pvc://CLAIM/PATH (volume), file:///PATH (in the image or on the machine) or
     packaged://NAME (shipped in the image)."""
     revision: Annotated[str, Field(min_length=1, max_length=128, pattern=PRINTABLE)] | None = None
@@ -136,7 +138,7 @@ class Toleration(OmniModel):
         )
     )
 
-    key: Annotated[str, Field(min_length=1, max_length=317, pattern=r"^[-./_A-Za-z0-9]+$")] | None = None
+    key: Annotated[str, Field(min_length=1, max_length=317, pattern=TAINT_KEY)] | None = None
     """Key of the taint. Without it: every key."""
     operator: TolerationOperator | None = None
     """Exists or Equal. Without it: Equal."""
@@ -162,7 +164,7 @@ class EngineArg(OmniModel):
 
     name: Identifier
     """Name of the flag, with underscores, such as max_model_len."""
-    value: Annotated[str, Field(max_length=1024)]
+    value: Annotated[str, Field(max_length=1024, pattern=NO_NUL)]
     """Value of the flag, as it would stand on the command line."""
 
 

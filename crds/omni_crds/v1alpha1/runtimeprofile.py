@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 
 from omni_crds.v1alpha1.base import (
     ENV_NAME,
+    NO_NUL,
     DeviceClassName,
     Generation,
     ImageName,
@@ -21,6 +22,10 @@ from omni_crds.v1alpha1.base import (
 from omni_crds.v1alpha1.conditions import Condition
 from omni_crds.v1alpha1.markers import ListMap, ListSet, Rule, rules
 from omni_crds.v1alpha1.pipeline import ConnectorType, SchedulingSpec
+
+ABSOLUTE_PATH = r"^/[!-~]+$"
+RESOURCE_NAME = r"^[a-z0-9][-.a-z0-9]*/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
+ResourceName = Annotated[str, Field(min_length=3, max_length=253, pattern=RESOURCE_NAME)]
 
 
 class AcceleratorVendor(StrEnum):
@@ -64,15 +69,7 @@ class DeviceClass(OmniModel):
 
     name: DeviceClassName
     """Name that pipelines use in accelerator.class."""
-    resource_name: (
-        Annotated[
-            str,
-            Field(
-                min_length=3, max_length=253, pattern=r"^[a-z0-9][-.a-z0-9]*/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
-            ),
-        ]
-        | None
-    ) = None
+    resource_name: ResourceName | None = None
     """Extended resource that a pod asks for, such as nvidia.com/gpu. Absent for CPUs."""
     memory: Quantity
     """Memory of one device."""
@@ -85,7 +82,7 @@ class EnvVar(OmniModel):
 
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=ENV_NAME)]
     """Name of the variable."""
-    value: Annotated[str, Field(max_length=4096)]
+    value: Annotated[str, Field(max_length=4096, pattern=NO_NUL)]
     """Value of the variable. Not for secrets."""
 
 
@@ -103,7 +100,7 @@ class ModelCacheSpec(OmniModel):
 
     persistent_volume_claim: ObjectName | None = None
     """Claim in the namespace of each pipeline, shared by its pods."""
-    host_path: Annotated[str, Field(min_length=2, max_length=1024, pattern=r"^/[!-~]+$")] | None = None
+    host_path: Annotated[str, Field(min_length=2, max_length=1024, pattern=ABSOLUTE_PATH)] | None = None
     """Folder on each node."""
     size_limit: Quantity | None = None
     """Size limit of the emptyDir."""
