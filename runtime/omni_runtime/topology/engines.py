@@ -186,7 +186,7 @@ ENGINES = MappingProxyType(
                     *_WORKER,
                     _DTYPE,
                     _int("max_frames", 1, 65_536),
-                    _int("max_prefill_rows", 1, 1 << 20),
+                    _int("max_prefill_rows", 16, 1 << 20),
                     ArgSpec("experts_implementation", ArgType.STR, choices=("eager", "grouped_mm", "batched_mm")),
                 ),
                 refused=_NOT_HERE,
