@@ -112,6 +112,13 @@ def ensure_tool(tool: Tool) -> Path:
     return target
 
 
+def ensure_client_tools() -> None:
+    """kubectl and helm for clusters that bring their own nodes; built only where the machine has none."""
+    for tool, program in ((HYPER, "kubectl"), (HELM, "helm")):
+        if shutil.which(program) is None:
+            ensure_tool(tool)
+
+
 def module_files(tool: Tool, names: tuple[str, ...]) -> tuple[str, ...]:
     """Contents of files of the Go module that a tool comes from, at the pinned version."""
     argv = [find_go(), "mod", "download", "-json", tool.versioned_by]

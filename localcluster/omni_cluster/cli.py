@@ -22,6 +22,7 @@ app = typer.Typer(
     help="Kubernetes clusters for development: an existing one, kind, or our own nodes on this machine.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # brackets in help texts are brackets
 )
 Name = Annotated[str, typer.Option("--name", help="Name of the cluster.", envvar="OMNI_CLUSTER_NAME")]
 
@@ -46,11 +47,13 @@ def up(
     ] = False,
     kwok_nodes: Annotated[
         list[str] | None,
-        typer.Option(help="Simulated accelerator nodes: RESOURCE=COUNT[xDEVICES], e.g. nvidia.com/gpu=4x8, or a file."),
+        typer.Option(
+            help="Simulated accelerator nodes: RESOURCE=COUNT[xDEVICES], e.g. nvidia.com/gpu=4x8; a YAML file; or none."
+        ),
     ] = None,
 ) -> None:
     """Bring the cluster up, or repair it. Quick and without effect when it already is as asked for."""
-    request = UpRequest(name, nodes, control_plane_only, None if kwok_nodes is None else tuple(kwok_nodes))
+    request = UpRequest(name, nodes, control_plane_only, _classes(kwok_nodes))
     with _errors_for_people(), exclusive(name):
         state = providers.up(request, provider)
         say(f"cluster {state.name!r} is up ({state.provider}); kubeconfig: {state.kubeconfig}")
@@ -105,6 +108,11 @@ def env(name: Name = "omni") -> None:
         state = load_state(name)
         print(f'export KUBECONFIG="{state.kubeconfig}"')
         print(f'export PATH="{current_bin_dir()}:$PATH"')
+
+
+def _classes(texts: list[str] | None) -> tuple[str, ...] | None:
+    """None when the flag was not given (leave the simulated nodes as they are); `none` removes them."""
+    return None if texts is None else tuple(text for text in texts if text != "none")
 
 
 def render_status(items: tuple[ComponentStatus, ...]) -> str:

@@ -8,10 +8,12 @@ from typing import Any
 
 import yaml
 
+from omni_cluster.build import ensure_client_tools
 from omni_cluster.errors import ClusterError, InvalidArgument
 from omni_cluster.paths import cluster_dir, clusters_dir
 from omni_cluster.processes import write_atomically
 from omni_cluster.providers.base import Availability, ComponentStatus, UpRequest
+from omni_cluster.providers.kind_tool import load_into_kind
 from omni_cluster.state import ClusterState, ProviderName, save_state
 
 _TIMEOUT_SECONDS = 3
@@ -55,7 +57,8 @@ def server_version(path: Path) -> str:
     """Version of the API server that a kubeconfig leads to. Raises any error of the client library."""
     from kubernetes import client, config
 
-    api = config.new_client_from_config(str(path))  # type: ignore[no-untyped-call]
+    loader: Any = config  # the client library is partly typed
+    api = loader.new_client_from_config(str(path))
     try:
         return str(client.VersionApi(api).get_code(_request_timeout=(_TIMEOUT_SECONDS, _TIMEOUT_SECONDS)).git_version)
     finally:
@@ -103,9 +106,9 @@ class ExistingProvider:
             version = server_version(target)
         except Exception as error:
             raise ClusterError(f"the cluster of {target} does not answer: {error}") from error
-        state = old or ClusterState(
-            request.name, ProviderName.EXISTING, str(target), f"{reason} (Kubernetes {version})"
-        )
+        ensure_client_tools()
+        why = reason if version in reason else f"{reason}, Kubernetes {version}"
+        state = old or ClusterState(request.name, ProviderName.EXISTING, str(target), why)
         save_state(state)
         return state
 
@@ -120,6 +123,10 @@ class ExistingProvider:
         return (ComponentStatus("API server", None),)
 
     def load(self, state: ClusterState, image: str, name_as: str | None) -> None:
+        context = str(yaml.safe_load(Path(state.kubeconfig).read_text())["current-context"])
+        if context.startswith("kind-"):
+            load_into_kind(context.removeprefix("kind-"), state, image, name_as)
+            return
         raise ClusterError(
             f"cannot put {image} into the nodes of a cluster that is not ours: push it to a registry that the "
             "cluster can pull from, and set that name in the chart's values"

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
-from omni_cluster.build import HELM, HYPER, KIND, ensure_tool
-from omni_cluster.errors import InvalidArgument, StepFailed
-from omni_cluster.images import as_archive
-from omni_cluster.paths import cache_dir
+from omni_cluster.build import KIND, ensure_client_tools, ensure_tool
+from omni_cluster.errors import InvalidArgument
 from omni_cluster.probe import wait_until
 from omni_cluster.progress import step
 from omni_cluster.providers.base import Availability, ComponentStatus, UpRequest
+from omni_cluster.providers.existing import first_line, server_version
+from omni_cluster.providers.kind_tool import load_into_kind, run_logged
 from omni_cluster.state import ClusterState, ProviderName, save_state
 
 
@@ -49,8 +48,7 @@ class KindProvider:
         if request.kwok_nodes:
             raise InvalidArgument("--kwok-nodes", request.kwok_nodes, "needs our own nodes", "use --provider local")
         kind = ensure_tool(KIND)
-        ensure_tool(HYPER)
-        ensure_tool(HELM)
+        ensure_client_tools()
         state = old or ClusterState(request.name, ProviderName.KIND, "", reason, nodes=request.nodes or 1)
         if old and request.nodes not in (None, old.nodes):
             raise InvalidArgument(
@@ -65,13 +63,13 @@ class KindProvider:
         if _cluster_name(state) not in self._clusters(kind):
             config = state.root / "kind.json"
             config.write_text(render_config(state.nodes))
-            _run(
+            run_logged(
                 "create cluster with kind", state,
                 [str(kind), "create", "cluster", "--name", _cluster_name(state), "--config", str(config),
                  "--kubeconfig", str(kubeconfig), "--wait", "180s"],
             )  # fmt: skip
         else:
-            _run(
+            run_logged(
                 "write kubeconfig", state,
                 [str(kind), "export", "kubeconfig", "--name", _cluster_name(state), "--kubeconfig", str(kubeconfig)],
             )  # fmt: skip
@@ -81,19 +79,13 @@ class KindProvider:
 
     def down(self, state: ClusterState) -> None:
         kind = ensure_tool(KIND)
-        _run("delete cluster with kind", state, [str(kind), "delete", "cluster", "--name", _cluster_name(state)])
+        run_logged("delete cluster with kind", state, [str(kind), "delete", "cluster", "--name", _cluster_name(state)])
 
     def status(self, state: ClusterState) -> tuple[ComponentStatus, ...]:
         return (ComponentStatus("API server", _api_problem(state)),)
 
     def load(self, state: ClusterState, image: str, name_as: str | None) -> None:
-        kind = ensure_tool(KIND)
-        with tempfile.TemporaryDirectory(dir=cache_dir(), prefix="load-") as folder:
-            archive = as_archive(image, name_as, Path(folder))
-            _run(
-                f"load {image}", state,
-                [str(kind), "load", "image-archive", str(archive), "--name", _cluster_name(state)],
-            )  # fmt: skip
+        load_into_kind(_cluster_name(state), state, image, name_as)
 
     def _clusters(self, kind: Path) -> list[str]:
         return subprocess.run([kind, "get", "clusters"], capture_output=True, text=True, timeout=30).stdout.split()
@@ -104,17 +96,8 @@ def _cluster_name(state: ClusterState) -> str:
 
 
 def _api_problem(state: ClusterState) -> str | None:
-    argv = [str(ensure_tool(HYPER)), "kubectl", "--kubeconfig", state.kubeconfig, "get", "--raw", "/readyz"]
     try:
-        found = subprocess.run(argv, capture_output=True, text=True, timeout=10)
-    except subprocess.TimeoutExpired:
-        return "no answer in 10 s"
-    return None if found.returncode == 0 else (found.stderr.strip() or "no answer")[-200:]
-
-
-def _run(what: str, state: ClusterState, argv: list[str]) -> None:
-    log = state.root / "logs" / "kind.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with step(what), log.open("ab") as stream:
-        if subprocess.run(argv, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL).returncode != 0:
-            raise StepFailed(f"{what} failed", log)
+        server_version(Path(state.kubeconfig))
+    except Exception as error:  # noqa: BLE001 - the client library raises anything; all of it means "does not answer"
+        return first_line(error)
+    return None

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from omni_cluster import cgroups, network, proc
 from omni_cluster.build import HYPER, ensure_tool
 from omni_cluster.images import write_static_image
@@ -58,8 +59,7 @@ WEB: list[dict[str, Any]] = [
                         {
                             "name": "web", "image": IMAGE, "imagePullPolicy": "Never",
                             "command": ["/busybox", "sh", "-c",
-                                        "echo I am $HOSTNAME; echo $HOSTNAME > /tmp/index.html;"
-                                        "exec /busybox httpd -f -p 8080 -h /tmp"],
+                                        "echo I am $HOSTNAME; echo $HOSTNAME > /tmp/index.html; exec /busybox httpd -f -p 8080 -h /tmp"],
                             "readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1},
                             "resources": {"limits": {"memory": "32Mi"}},
                         }
@@ -96,7 +96,9 @@ def leftovers(name: str, index: int) -> list[str]:
     found += [f"control group {group}" for group in cgroups.groups_of(name)]
     found += [f"interface {i}" for i in network.interfaces() if i == addresses.bridge or i.startswith(f"omni{index}n")]
     taken = network.host_routes()
-    found += [f"route {route}" for route in taken if route.split(".")[:2] in [r.split(".")[:2] for r in addresses.ranges]]
+    found += [
+        f"route {route}" for route in taken if route.split(".")[:2] in [r.split(".")[:2] for r in addresses.ranges]
+    ]
     found += [f"mount {line}" for line in Path("/proc/self/mountinfo").read_text().splitlines() if f"{root}/" in line]
     found += [f"folder {root}"] if root.exists() else []
     return found
@@ -133,7 +135,9 @@ def web(kubectl: Kubectl) -> Callable[[], None]:
 
     def available() -> None:
         wait_until(
-            "web is available", lambda: deployment_problem(kubectl.get("-n", "default", "deployment", "web")), seconds=60
+            "web is available",
+            lambda: deployment_problem(kubectl.get("-n", "default", "deployment", "web")),
+            seconds=60,
         )
 
     kubectl.apply(WEB)
@@ -172,7 +176,9 @@ def test_exec_logs_and_names_inside_the_cluster(kubectl: Kubectl, web: Callable[
 
 def test_port_forward_to_loopback(kubectl: Kubectl, web: Callable[[], None]) -> None:
     argv = [str(kubectl.hyper), "kubectl", "--kubeconfig", str(kubectl.kubeconfig)]
-    child = subprocess.Popen([*argv, "port-forward", "-n", "default", "service/web", ":80"], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [*argv, "port-forward", "-n", "default", "service/web", ":80"], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert child.stdout is not None
         port = int(child.stdout.readline().split("->")[0].rsplit(":", 1)[1])
@@ -186,7 +192,9 @@ def test_packets_for_nobody_stay_on_the_machine(kubectl: Kubectl, web: Callable[
     """Without a default route a node refuses what it cannot deliver, at once."""
     pod = kubectl.get("-n", "default", "pods", "-l", "app=web")["items"][0]["metadata"]["name"]
     argv = [str(kubectl.hyper), "kubectl", "--kubeconfig", str(kubectl.kubeconfig), "-n", "default", "exec", pod, "--"]
-    done = subprocess.run([*argv, "/busybox", "nc", "-w", "5", "192.0.2.77", "80"], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [*argv, "/busybox", "nc", "-w", "5", "192.0.2.77", "80"], capture_output=True, text=True, timeout=30
+    )
     assert done.returncode != 0
     assert "unreachable" in done.stderr
 

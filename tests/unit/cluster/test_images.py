@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+
 from omni_cluster.errors import ClusterError, InvalidArgument
 from omni_cluster.images import Source, describe, normalize, write_filtered, write_static_image
 from omni_cluster.node_images import parse_images

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from omni_cluster.errors import InvalidArgument
 from omni_cluster.kwok import NodeClass, build_nodes, parse_class, plan_nodes
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from omni_cluster import proc
 from omni_cluster.errors import StepFailed
 from omni_cluster.proc import ProcessId

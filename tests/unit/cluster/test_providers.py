@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from omni_cluster.errors import InvalidArgument, MissingPrerequisite
 from omni_cluster.providers import choose
 from omni_cluster.providers.base import Availability, UpRequest
@@ -51,7 +52,9 @@ def test_a_cluster_keeps_its_provider():
 
 
 def test_another_provider_for_a_cluster_is_refused():
-    with pytest.raises(InvalidArgument, match="--provider: 'kind' but cluster 'omni' comes from local; use another --name"):
+    with pytest.raises(
+        InvalidArgument, match="--provider: 'kind' but cluster 'omni' comes from local; use another --name"
+    ):
         choose("kind", UpRequest("omni"), a_cluster(), only(KIND))
 
 
@@ -71,8 +74,12 @@ def test_control_plane_only_is_always_our_own():
         pytest.param(UpRequest("omni"), a_cluster(), 2, (), id="nothing said: as it was"),
         pytest.param(UpRequest("omni", nodes=1), a_cluster(), 1, (), id="fewer nodes"),
         pytest.param(UpRequest("omni"), a_cluster(kwok_nodes=("a/b=1",)), 2, ("a/b=1",), id="simulated nodes stay"),
-        pytest.param(UpRequest("omni", kwok_nodes=()), a_cluster(kwok_nodes=("a/b=1",)), 2, (), id="and can be removed"),
-        pytest.param(UpRequest("omni"), a_cluster(control_plane_only=True, nodes=0), 1, (), id="control plane gets a node"),
+        pytest.param(
+            UpRequest("omni", kwok_nodes=()), a_cluster(kwok_nodes=("a/b=1",)), 2, (), id="and can be removed"
+        ),
+        pytest.param(
+            UpRequest("omni"), a_cluster(control_plane_only=True, nodes=0), 1, (), id="control plane gets a node"
+        ),
     ],
 )
 def test_what_up_makes_of_the_request(request_, old, nodes, kwok):
@@ -85,7 +92,9 @@ def test_what_up_makes_of_the_request(request_, old, nodes, kwok):
     [
         pytest.param(UpRequest("omni", nodes=2, control_plane_only=True), None, id="nodes without nodes"),
         pytest.param(UpRequest("omni", control_plane_only=True), a_cluster(), id="would orphan the nodes"),
-        pytest.param(UpRequest("omni", kwok_nodes=("nonsense",)), None, id="bad class is refused before anything starts"),
+        pytest.param(
+            UpRequest("omni", kwok_nodes=("nonsense",)), None, id="bad class is refused before anything starts"
+        ),
         pytest.param(UpRequest("Not_A_Name"), None, id="name"),
     ],
 )

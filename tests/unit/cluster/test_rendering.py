@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+
 from omni_cluster import cgroups, control_plane, dns, namespace, network, node, pki
 from omni_cluster.build import HYPER, TOOLS, linker_flags, pinned_version, source_digest
 from omni_cluster.cli import render_status
@@ -108,7 +109,9 @@ def test_certificates_are_kept_until_they_are_wrong_or_old(tmp_path: Path):
 def test_clusters_of_different_index_share_no_address():
     import ipaddress
 
-    ranges = [ipaddress.ip_network(text) for index in range(network.MAX_CLUSTERS) for text in ClusterNetwork(index).ranges]
+    ranges = [
+        ipaddress.ip_network(text) for index in range(network.MAX_CLUSTERS) for text in ClusterNetwork(index).ranges
+    ]
     assert not any(a.overlaps(b) for i, a in enumerate(ranges) for b in ranges[i + 1 :])
 
 
@@ -211,5 +214,7 @@ def test_deployment_problem(status, ok):
 
 
 def test_status_table_is_aligned():
-    lines = render_status((ComponentStatus("etcd", None, 7, "/l"), ComponentStatus("n1/kubelet", "not running"))).splitlines()
+    lines = render_status(
+        (ComponentStatus("etcd", None, 7, "/l"), ComponentStatus("n1/kubelet", "not running"))
+    ).splitlines()
     assert lines[1].index("yes") == lines[2].index("no: not running") == lines[0].index("HEALTHY")
