@@ -48,6 +48,7 @@ _VENDOR_LABELS: Mapping[str, Mapping[str, str]] = {
     },
     "amd.com/gpu": {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM", "amd.com/gpu.vram": "192G"},
     "huawei.com/Ascend910": {"accelerator": "huawei-Ascend910", "node.kubernetes.io/npu.chip.name": "910B"},
+    "huawei.com/Ascend910B": {"accelerator": "huawei-Ascend910", "node.kubernetes.io/npu.chip.name": "910B"},
 }
 
 
