@@ -8,20 +8,22 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
+.NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 STAMP := $(VENV)/.ready
 RUN := $(VENV)/bin/python
+OMNI := $(VENV)/bin/omni
 PYTEST := $(RUN) -m pytest
 # `make test ARGS="-k scale"`
 ARGS ?=
 
-.PHONY: help setup cluster images demo test test-unit test-apiserver test-e2e test-long lint format bench clean-cluster clean
+.PHONY: help setup cluster api-server models images loaded demo test test-unit test-apiserver test-e2e test-long lint format bench clean-cluster clean
 
 help:
-	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -8
+	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -6
 
 setup: $(STAMP)
 
@@ -30,28 +32,39 @@ $(STAMP): pyproject.toml constraints.txt scripts/overrides.txt scripts/setup.py
 	@$(PYTHON) scripts/setup.py
 	@touch $@
 
-cluster: $(STAMP)
-	$(VENV)/bin/omni cluster up
+# What tests wait for is prepared where its progress is seen, and not inside a fixture.
 
-images: $(STAMP)
-	$(VENV)/bin/omni image build all
+cluster: $(STAMP)
+	$(OMNI) cluster up
+
+api-server: $(STAMP)
+	$(RUN) -c "from omni_cluster.build import HYPER, ensure_tool; ensure_tool(HYPER)"
+
+models: $(STAMP)
+	$(OMNI) models prepare
+
+images: models
+	$(OMNI) image build all
+
+loaded: cluster models
+	$(OMNI) image build all --load
 
 demo: $(STAMP)
-	$(VENV)/bin/omni demo
+	$(OMNI) demo
 
-test: $(STAMP)
+test: loaded
 	$(PYTEST) tests/unit tests/apiserver tests/e2e -m "not long and not gpu" $(ARGS)
 
 test-unit: $(STAMP)
 	$(PYTEST) tests/unit -m "not long and not gpu" $(ARGS)
 
-test-apiserver: $(STAMP)
+test-apiserver: api-server
 	$(PYTEST) tests/apiserver -m "not long" $(ARGS)
 
-test-e2e: $(STAMP)
+test-e2e: loaded
 	$(PYTEST) tests/e2e -m "not long and not gpu" $(ARGS)
 
-test-long: $(STAMP)
+test-long: loaded
 	$(PYTEST) tests -m "long and not gpu" --timeout 1800 $(ARGS)
 
 lint: $(STAMP)
@@ -65,7 +78,7 @@ bench: $(STAMP)
 	$(RUN) scripts/bench.py benchmarks/out
 
 clean-cluster: $(STAMP)
-	$(VENV)/bin/omni cluster down
+	$(OMNI) cluster down
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
