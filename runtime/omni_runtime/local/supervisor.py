@@ -19,7 +19,7 @@ READY_POLL_SECONDS = 0.25
 BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 STABLE_SECONDS = 60.0  # a process that ran so long starts again without backoff
 EARLY_CRASHES = 3  # a process that never got ready and ended so often will not get ready
-STOP_SECONDS = (12.0, 12.0, 6.0)  # by stop order: entry, engines, connector
+STOP_SECONDS = (12.0, 25.0, 6.0)  # by stop order: entry, engines, connector
 
 
 class ProcessFailed(OmniError):

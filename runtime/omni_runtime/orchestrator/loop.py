@@ -11,15 +11,11 @@ import contextlib
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
-import zmq
-import zmq.asyncio
-
 from omni_runtime.deploy.plan import ResolvedPlan
-from omni_runtime.errors import OmniError, StageUnavailable, by_code
+from omni_runtime.errors import StageUnavailable
 from omni_runtime.logs import get_logger
 from omni_runtime.orchestrator.admission import (
     AdmissionRules,
@@ -30,6 +26,7 @@ from omni_runtime.orchestrator.admission import (
 )
 from omni_runtime.orchestrator.advance import advance
 from omni_runtime.orchestrator.calls import Call, RequestHandle
+from omni_runtime.orchestrator.messages import RequestMessage, build_submit, event_of
 from omni_runtime.orchestrator.observer import Observer, SilentObserver
 from omni_runtime.orchestrator.pool import LivenessRules, LostReplica, Policy, Replica, StagePool, least_loaded
 from omni_runtime.orchestrator.registration import refusal_of
@@ -40,7 +37,6 @@ from omni_runtime.orchestrator.state import (
     Bound,
     Cancelled,
     CancelRequested,
-    CodesPiece,
     Complete,
     DeadlinePassed,
     Emit,
@@ -49,7 +45,6 @@ from omni_runtime.orchestrator.state import (
     Fail,
     Forget,
     Phase,
-    PieceArrived,
     Rejected,
     ReleaseStage,
     ReplicaGone,
@@ -57,25 +52,19 @@ from omni_runtime.orchestrator.state import (
     RequestId,
     RequestState,
     SettleExpired,
-    StageAborted,
-    StageFailed,
-    StageFinished,
     StageName,
-    StageStarted,
-    StageUsage,
     StartSettling,
     SubmitStage,
-    TextPiece,
     build_request_spec,
 )
 from omni_runtime.orchestrator.status import Counts, OrchestratorStatus, observe_status
+from omni_runtime.orchestrator.wire import ControlSocket
 from omni_runtime.protocol import control
-from omni_runtime.protocol.channels import Channels, bound_port
+from omni_runtime.protocol.channels import Channels
 
 log = get_logger(__name__)
 
 SETTLE_SECONDS = 10.0  # for stages to confirm an abort or an end
-BURST = 64  # messages handled before other tasks get their turn
 TTFP_WINDOW = 256
 REFUSAL_LOG_SECONDS = 30.0  # a replica of another revision tries again and again
 
@@ -127,14 +116,14 @@ class Orchestrator:
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._router: zmq.asyncio.Socket | None = None
+        self._socket: ControlSocket
         self._tasks: list[asyncio.Task[None]] = []
 
     # --- life
 
     async def __aenter__(self) -> Orchestrator:
-        self._router = self._channels.serve(zmq.ROUTER, self._endpoint)
-        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._tick())]
+        self._socket = ControlSocket(self._channels, self._endpoint)
+        self._tasks = [asyncio.create_task(self._socket.receive(self._take)), asyncio.create_task(self._tick())]
         log.info("orchestrator.listening", endpoint=self._endpoint, port=self.port, revision=self.plan.revision)
         return self
 
@@ -148,14 +137,11 @@ class Orchestrator:
         for active in self._active.values():
             for timer in active.timers:
                 timer.cancel()
-        if self._router is not None:
-            self._channels.release(self._router)
-            self._router = None
+        self._socket.close()
 
     @property
     def port(self) -> int:
-        assert self._router is not None
-        return bound_port(self._router)
+        return self._socket.port
 
     @property
     def failed(self) -> str | None:
@@ -228,7 +214,8 @@ class Orchestrator:
     def _carry_out(self, active: _Active, action: Action, now: float) -> None:
         match action:
             case SubmitStage(stage, replica):
-                self._send_to(stage, replica, self._build_submit(active, stage))
+                submit = build_submit(self.plan, active.state, active.call, stage, self._hello_of, now)
+                self._send_to(stage, replica, submit)
             case AbortStage(stage, replica, reason):
                 self._send_to(stage, replica, control.Abort(active.state.spec.request, reason))
             case ReleaseStage(stage, replica):
@@ -312,29 +299,10 @@ class Orchestrator:
         active.handle.replicas.update(bindings)
         self._dispatch(request, Bound(tuple(bindings)))
 
-    def _build_submit(self, active: _Active, stage: StageName) -> control.Submit:
-        state, call = active.state, active.call
-        edges = [e for e in self.plan.edges if e.source in state.stages and e.to in state.stages]
-        producers = []
-        for edge in edges:
-            if edge.to == stage:
-                replica = self._pools[edge.source].get(state.stages[edge.source].replica)
-                assert replica is not None
-                hello = replica.hello
-                producers.append(
-                    control.Producer(
-                        edge.name, edge.source, hello.replica, hello.data_endpoint, hello.shared_memory_domain
-                    )
-                )
-        return control.Submit(
-            request=state.spec.request,
-            params=call.params.as_map(),
-            inputs=call.inputs if stage == self.plan.stages[0].name else {},
-            producers=tuple(producers),
-            deadline_seconds=max(0.1, call.deadline_seconds - (self._clock() - state.queued_at)),
-            emit_codes=call.emit_codes,
-            consumers=tuple(e.name for e in edges if e.source == stage),
-        )
+    def _hello_of(self, stage: StageName, replica: ReplicaId) -> control.Hello:
+        member = self._pools[stage].get(replica)
+        assert member is not None, "a replica that was bound in this very step is in its pool"
+        return member.hello
 
     def _note_queue(self) -> None:
         running = sum(a.state.phase is Phase.RUNNING for a in self._active.values())
@@ -342,34 +310,14 @@ class Orchestrator:
 
     # --- replicas
 
-    async def _receive(self) -> None:
-        assert self._router is not None
-        handled = 0
-        while True:
-            frames = await self._router.recv_multipart()
-            try:
-                self._take(frames)
-            except Exception:  # one replica's message must not end the service of all others
-                log.exception("orchestrator.message_failed")
-            handled += 1
-            if handled % BURST == 0:
-                await asyncio.sleep(0)
-
-    def _take(self, frames: list[bytes]) -> None:
-        peer = frames[0]
-        try:
-            message = control.decode_stage_message(frames[-1])
-        except msgspec.DecodeError as error:
-            log.warning("orchestrator.undecodable", error=str(error), bytes=len(frames[-1]))
-            self._send(peer, control.Refused(f"message cannot be decoded: {error}; use images of one release"))
-            return
+    def _take(self, peer: bytes, message: control.StageMessage) -> None:
         self._observer.message_received(type(message).__name__)
         if isinstance(message, control.Hello):
             self._welcome(peer, message)
             return
         member = self._peers.get(peer)
         if member is None or self._pools[member[0]].get(member[1]) is None:
-            self._send(peer, control.Refused("not registered; say hello first"))
+            self._socket.send(peer, control.Refused("not registered; say hello first"))
             return
         self._from_replica(member[0], member[1], message)
 
@@ -383,7 +331,7 @@ class Orchestrator:
                 self._refusals[key] = now
                 log.warning("replica.refused", stage=hello.stage, replica=hello.replica, reason=reason)
             self._observer.replica_refused(hello.stage if hello.stage in self._pools else "unknown")
-            self._send(peer, control.Refused(reason))
+            self._socket.send(peer, control.Refused(reason))
             return
         pool = self._pools[hello.stage]
         known = pool.get(hello.replica)
@@ -393,19 +341,21 @@ class Orchestrator:
         self._peers[peer] = (hello.stage, hello.replica)
         if known is None or lost is not None:
             log.info("replica.joined", stage=hello.stage, replica=hello.replica, capacity=hello.capacity)
-        self._send(peer, control.Welcome(self.id, self._liveness.heartbeat_seconds))
+        self._socket.send(peer, control.Welcome(self.id, self._liveness.heartbeat_seconds))
         if lost is not None:
             self._fail_lost(lost)
         self._note_replicas(hello.stage)
         self._admit()
 
-    def _from_replica(self, stage: StageName, replica: ReplicaId, message: control.StageMessage) -> None:
+    def _from_replica(
+        self, stage: StageName, replica: ReplicaId, message: control.Heartbeat | control.Leaving | RequestMessage
+    ) -> None:
         now = self._clock()
         pool = self._pools[stage]
         if isinstance(message, control.Heartbeat):
             before = len(pool.live(now))
             pool.heartbeat(replica, message, now)
-            self._reconcile(stage, replica, message, now)
+            self._reconcile(stage, replica, message)
             if len(pool.live(now)) != before:
                 self._note_replicas(stage)
                 self._admit()
@@ -416,26 +366,18 @@ class Orchestrator:
             pool.leave(replica)
             self._note_replicas(stage)
             return
-        if isinstance(message, control.Hello):
-            return
-        self._dispatch(RequestId(message.request), _event_of(stage, replica, message))
+        self._dispatch(RequestId(message.request), event_of(stage, replica, message))
 
-    def _reconcile(self, stage: StageName, replica: ReplicaId, beat: control.Heartbeat, now: float) -> None:
+    def _reconcile(self, stage: StageName, replica: ReplicaId, beat: control.Heartbeat) -> None:
         """Requests that only one side knows of: the replica drops ours that ended, we fail those that it lost."""
         if beat.requests is None:
             return
-        held = set(beat.requests)
-        for request in held:
+        for request in beat.requests:
             active = self._active.get(RequestId(request))
             if active is None or active.state.stages.get(stage) is None:
                 self._send_to(stage, replica, control.Abort(request, "unknown to this orchestrator"))
-        member = self._pools[stage].get(replica)
-        assert member is not None
-        # A message may be on its way in either direction: only what is older than two beats counts as lost.
-        settled = now - 2 * self._liveness.heartbeat_seconds
-        for request, since in tuple(member.bound.items()):
-            if request not in held and since < settled:
-                self._dispatch(request, ReplicaGone(stage, replica, "no longer knows the request"))
+        for lost in self._pools[stage].forgotten(replica, beat):
+            self._dispatch(lost, ReplicaGone(stage, replica, "no longer knows the request"))
 
     async def _tick(self) -> None:
         interval = self._liveness.heartbeat_seconds
@@ -486,73 +428,10 @@ class Orchestrator:
 
     def _send_to(self, stage: StageName, replica: ReplicaId, message: control.OrchestratorMessage) -> None:
         member = self._pools[stage].get(replica)
-        if member is not None and not self._send(member.peer, message):
+        if member is not None and not self._socket.send(member.peer, message):
             self._unreachable(stage, member)
 
     def _unreachable(self, stage: StageName, member: Replica) -> None:
         if member.unreachable_since is None:
             log.info("replica.unreachable", stage=stage, replica=member.id)
         self._pools[stage].unreachable(member.id, self._clock())
-
-    def _send(self, peer: bytes, message: control.OrchestratorMessage) -> bool:
-        """Hand one message to the socket; False: the peer's connection is closed."""
-        assert self._router is not None
-        future = self._router.send_multipart([peer, control.encode(message)])
-        assert isinstance(future, asyncio.Future)
-        if not future.done():  # the socket never blocks (no high-water mark), so this is a closing context
-            future.cancel()
-            return False
-        error = future.exception()
-        if error is None:
-            return True
-        if isinstance(error, zmq.ZMQError) and error.errno == zmq.EHOSTUNREACH:
-            return False
-        raise error
-
-    def live_replicas(self, stage: StageName) -> Iterable[Replica]:
-        return self._pools[stage].live(self._clock())
-
-
-def _event_of(
-    stage: StageName,
-    replica: ReplicaId,
-    message: control.ClientText
-    | control.ClientAudio
-    | control.ClientCodes
-    | control.StageStarted
-    | control.StageFinished
-    | control.StageFailed
-    | control.Aborted,
-) -> Event:
-    match message:
-        case control.ClientText():
-            return PieceArrived(stage, replica, TextPiece(message.text, message.token_ids))
-        case control.ClientAudio():
-            return PieceArrived(stage, replica, AudioPiece(message.pcm, message.sample_rate, message.frames))
-        case control.ClientCodes():
-            return PieceArrived(stage, replica, CodesPiece(message.codes))
-        case control.StageStarted():
-            return StageStarted(stage, replica)
-        case control.StageFinished():
-            usage = StageUsage(
-                message.finish_reason,
-                message.prompt_tokens,
-                message.completion_tokens,
-                message.frames,
-                message.queue_seconds,
-                message.compute_seconds,
-                message.transfer_seconds,
-            )
-            return StageFinished(stage, replica, usage)
-        case control.StageFailed():
-            return StageFailed(stage, replica, _error_of(stage, message))
-        case control.Aborted():
-            return StageAborted(stage, replica)
-
-
-def _error_of(stage: StageName, failure: control.StageFailed) -> OmniError:
-    error = by_code(failure.code)
-    try:
-        return error(f"stage {stage}: {failure.message}")
-    except TypeError:  # an error class with fields of its own
-        return OmniError(f"stage {stage}: {failure.code}: {failure.message}")

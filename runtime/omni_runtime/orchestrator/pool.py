@@ -14,6 +14,8 @@ from enum import StrEnum
 from omni_runtime.orchestrator.state import Instant, ReplicaId, RequestId, StageName
 from omni_runtime.protocol.control import Heartbeat, Hello, StageLoad
 
+FORGOTTEN_BEATS = 3
+
 
 class ReplicaState(StrEnum):
     LIVE = "Live"
@@ -31,7 +33,7 @@ class Replica:
     unreachable_since: Instant | None = None  # its connection is closed
     unhealthy: str = ""
     load: StageLoad = field(default_factory=StageLoad)
-    bound: dict[RequestId, Instant] = field(default_factory=dict)  # request -> since when
+    bound: dict[RequestId, int] = field(default_factory=dict)  # request -> heartbeats in a row that do not know it
     served: int = 0
 
     @property
@@ -127,6 +129,19 @@ class StagePool:
         member.last_seen, member.unreachable_since, member.load = now, None, beat.load
         member.unhealthy = "" if beat.healthy else (beat.detail or "unhealthy")
 
+    def forgotten(self, replica: ReplicaId, beat: Heartbeat) -> tuple[RequestId, ...]:
+        """Requests that are bound to the replica, but that it does not know: a terminal message was lost (R6).
+
+        One heartbeat proves nothing, because the Submit may have been on its way; FORGOTTEN_BEATS in a row do.
+        """
+        member = self._replicas.get(replica)
+        if member is None or beat.requests is None:
+            return ()
+        held = set(beat.requests)
+        for request, misses in member.bound.items():
+            member.bound[request] = 0 if request in held else misses + 1
+        return tuple(r for r, misses in member.bound.items() if misses >= FORGOTTEN_BEATS)
+
     def heard(self, replica: ReplicaId, now: Instant) -> None:
         member = self._replicas.get(replica)
         if member is not None:
@@ -180,7 +195,7 @@ class StagePool:
                 return member
         chosen = self.choose(now)
         if chosen is not None:
-            chosen.bound[request] = now
+            chosen.bound[request] = 0
             chosen.served += 1
             self._turn += 1
         return chosen

@@ -174,3 +174,13 @@ def test_queue_limit() -> None:
     assert overloaded is not None
     assert overloaded.retry_after_seconds == 7
     assert overloaded.http_status == 429
+
+
+def test_a_request_is_forgotten_after_three_beats_without_it() -> None:
+    """R6; a Submit that was still on its way must not look like a loss."""
+    pool = a_pool("a")
+    bind(pool, "r")
+    without, with_it = Heartbeat(StageLoad(), requests=()), Heartbeat(StageLoad(), requests=("r",))
+    assert [pool.forgotten("a", b) for b in (without, without, with_it, without, without)] == [()] * 5
+    assert pool.forgotten("a", without) == ("r",)
+    assert pool.forgotten("a", Heartbeat(StageLoad())) == ()
