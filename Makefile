@@ -25,7 +25,10 @@ ARGS ?=
 help:
 	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -6
 
-setup: $(STAMP)
+# By hand it always looks whether the packages are still there; for the other targets the stamp is enough.
+setup:
+	@rm -f $(STAMP)
+	@$(MAKE) --no-print-directory $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt scripts/overrides.txt scripts/setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2; exit 1; }
