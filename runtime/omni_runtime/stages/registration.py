@@ -51,7 +51,7 @@ class RegistrationEvents:
 
     message: Callable[[control.OrchestratorMessage, str], None]  # message, orchestrator id
     lost: Callable[[str], None]  # an orchestrator that will not take any more output
-    load: Callable[[], control.Heartbeat]
+    load: Callable[[str], control.Heartbeat]  # for one orchestrator
 
 
 class Link:
@@ -157,7 +157,7 @@ class Link:
                 self.send(self._hello)
                 next_hello = now() + (HELLO_SECONDS if self.orchestrator is None else REFRESH_SECONDS)
             if self.orchestrator is not None:
-                self.send(self._events.load())
+                self.send(self._events.load(self.orchestrator))
             await asyncio.sleep(self._heartbeat_seconds)
 
 

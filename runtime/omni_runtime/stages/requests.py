@@ -147,6 +147,10 @@ class RequestBook:
         """Nothing left that a drain would cut off."""
         return not self._active and not self._stopping
 
+    def held_for(self, orchestrator: str) -> tuple[str, ...]:
+        """The orchestrator's requests that have neither ended nor been aborted; told with every heartbeat (R6)."""
+        return tuple(r for r, a in self._active.items() if a.orchestrator == orchestrator)
+
     def knows(self, request: str) -> bool:
         return request in self._active
 

@@ -294,9 +294,10 @@ class Worker:
             return f"no orchestrator of {', '.join(self._config.entry_hosts)} has admitted this replica"
         return self._dead or None
 
-    def _heartbeat(self) -> control.Heartbeat:
+    def _heartbeat(self, orchestrator: str) -> control.Heartbeat:
         load = control.StageLoad(waiting=self._book.waiting, running=self._book.running)
-        return control.Heartbeat(load=load, healthy=not self._dead, detail=self._dead)
+        held = self._book.held_for(orchestrator)
+        return control.Heartbeat(load=load, healthy=not self._dead, detail=self._dead, requests=held)
 
     def _hello(self) -> control.Hello:
         return control.Hello(
