@@ -51,14 +51,13 @@ class Hub:
         arena: Arena,
         metrics: SidecarMetrics,
         *,
-        endpoint: str,
         domain: str,
         limits: Limits | None = None,
     ) -> None:
         self.plan = plan
         self.arena = arena
         self.metrics = metrics
-        self.endpoint = endpoint
+        self.endpoint = ""  # of the data port, once it is bound
         self.domain = domain
         self.table = StreamTable(limits or Limits())
         self.ledger = SlabLedger()

@@ -340,7 +340,10 @@ class PeerLink:
     def tick(self) -> None:
         now = time.monotonic()
         if not self._established and now - self._born > CONNECT_SECONDS:
-            self.close(f"cannot reach the producer's sidecar at {self.endpoint} within {CONNECT_SECONDS:g} s")
+            self.close(
+                f"no answer from the producer's sidecar at {self.endpoint} within {CONNECT_SECONDS:g} s:"
+                " it is down, blocked by a network policy, or holds other CURVE keys"
+            )
         elif self._established and now - self._heard > SILENCE_SECONDS:
             self.close(f"nothing heard from {self.endpoint} for {SILENCE_SECONDS:g} s")
         elif now - self._pinged > PING_SECONDS:

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -51,7 +52,7 @@ class SidecarOptions:
 
 
 class Sidecar:
-    """The running parts. `start` raises OSError with a reason; `drain` and `close` may be called in any state."""
+    """The running parts. `start` raises OSError with a reason and leaves nothing behind then."""
 
     def __init__(self, plan: ResolvedPlan, keys: CurveKeys, options: SidecarOptions) -> None:
         self.plan = plan
@@ -60,37 +61,50 @@ class Sidecar:
         self.data_port = self.http_port = 0
         self._keys = keys
         self._ready = False
-        self._ticker: asyncio.Task[None] | None = None
+        self._parts = AsyncExitStack()
 
     async def start(self) -> None:
+        try:
+            await self._start(self._parts)
+        except BaseException:
+            await self._parts.aclose()
+            raise
+        self._ready = True
+        options = self.options
+        log.info("sidecar.serving", endpoint=self.hub.endpoint, domain=options.domain, arena_bytes=options.arena_bytes)
+
+    async def _start(self, parts: AsyncExitStack) -> None:
+        """Each part is closed in the opposite order: engines first, the arena last."""
         options = self.options
         if options.arena_bytes < _MIN_ARENA_BYTES:
             raise OSError(f"--arena-bytes {options.arena_bytes} is too small; at least {_MIN_ARENA_BYTES}")
-        fd = create_file(str(options.shm_dir), options.arena_bytes)
-        self.arena = Arena(fd, options.arena_bytes)
-        self.hub = Hub(
-            self.plan,
-            self.arena,
-            self.metrics,
-            endpoint="",
-            domain=options.domain,
-            limits=Limits(lease_seconds=options.lease_seconds),
-        )
-        self.channels = Channels(self._keys)
-        await self.channels.__aenter__()
-        self.links = PeerLinks(self.hub, self.channels)
-        self.hub.remote = self.links
-        self.listener = PeerListener(self.hub, self.channels)
+        self.arena = Arena(create_file(str(options.shm_dir), options.arena_bytes), options.arena_bytes)
+        parts.callback(self.arena.close)
+        limits = Limits(lease_seconds=options.lease_seconds)
+        self.hub = Hub(self.plan, self.arena, self.metrics, domain=options.domain, limits=limits)
+        channels = await parts.enter_async_context(Channels(self._keys))
+        self.links = self.hub.remote = PeerLinks(self.hub, channels)
+        parts.callback(self.links.close)
+        self.listener = PeerListener(self.hub, channels)
+        parts.push_async_callback(self.listener.close)
         self.data_port = self.listener.start(f"tcp://{options.data_host}:{options.data_port}")
         host = f"[{options.advertise_host}]" if ":" in options.advertise_host else options.advertise_host
         self.hub.endpoint = f"tcp://{host}:{self.data_port}"
-        self.probes = ProbeServer({"/livez": self._livez, "/ready": self._readyz, "/metrics": self._metrics})
-        self.http_port = await self.probes.start(options.http_host, options.http_port)
-        self.ipc = IpcServer(options.ipc_dir, fd, self.hub.accept)
-        self.ipc.start()
-        self._ticker = asyncio.get_running_loop().create_task(self._tick())
-        self._ready = True
-        log.info("sidecar.serving", endpoint=self.hub.endpoint, domain=options.domain, arena_bytes=options.arena_bytes)
+        probes = ProbeServer({"/livez": self._livez, "/ready": self._readyz, "/metrics": self._metrics})
+        parts.push_async_callback(probes.close)
+        self.http_port = await probes.start(options.http_host, options.http_port)
+        ticker = asyncio.get_running_loop().create_task(self._tick())
+        parts.callback(ticker.cancel)
+        parts.push_async_callback(self._hang_up)
+        ipc = IpcServer(options.ipc_dir, self.arena.fd, self.hub.accept)
+        ipc.start()
+        parts.push_async_callback(ipc.close)
+
+    async def _hang_up(self) -> None:
+        for engine in list(self.hub.engines.values()):
+            if engine.channel is not None:
+                engine.channel.close("the sidecar stops")
+        await asyncio.sleep(0)  # they are told before the arena goes
 
     async def _tick(self) -> None:
         while True:
@@ -115,19 +129,9 @@ class Sidecar:
         return True
 
     async def close(self) -> None:
+        """Idempotent."""
         self._ready = False
-        if self._ticker is not None:
-            self._ticker.cancel()
-        await self.ipc.close()
-        for engine in list(self.hub.engines.values()):
-            if engine.channel is not None:
-                engine.channel.close("the sidecar stops")
-        await self.listener.close()
-        self.links.close()
-        await self.probes.close()
-        self.channels.close()
-        await asyncio.sleep(0)
-        self.arena.close()
+        await self._parts.aclose()
 
     # --- probes
 

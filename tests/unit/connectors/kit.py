@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,7 +149,7 @@ async def a_failure(client: SidecarEdgeClient, deadline_s: float = 30) -> EdgeFa
 
 async def until(condition: Callable[[], bool], deadline_s: float = 10) -> None:
     async with asyncio.timeout(deadline_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - whatever changes it has no event to set
             await asyncio.sleep(0.005)
 
 
@@ -164,10 +163,3 @@ async def whole_stream(client: SidecarEdgeClient, deadline_s: float = 60) -> lis
             if event.payload.finished:
                 break
     return chunks
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-Step = Callable[[], Awaitable[None]]

@@ -1,0 +1,39 @@
+"""An engine as a process of its own, so that it can be killed: `engine_process.py IPC_DIR PLAN ROLE REQUEST CHUNKS`.
+
+producer: puts CHUNKS chunks of 200,000 bytes, prints "ready", puts nothing more.
+consumer: reads a Producer from stdin, opens, takes and holds CHUNKS chunks, prints "ready", takes nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+
+from omni_runtime.connectors.client import SidecarEdgeClient
+from omni_runtime.deploy.plan import load_plan
+from omni_runtime.protocol.control import Producer
+from tests.unit.connectors.kit import EDGE, rows, some_bytes, take
+
+
+async def main(ipc_dir: str, plan: str, role: str, request: str, chunks: int) -> None:
+    client = SidecarEdgeClient(Path(ipc_dir), load_plan(Path(plan).read_bytes()), role, f"{role}-process")
+    await client.connect(20)
+    held = []
+    if role == "producer":
+        for n in range(chunks):
+            await client.put(request, EDGE, rows(some_bytes(200_000, n), start=n))
+        producer = Producer(EDGE, role, "producer-process", client.data_endpoint, client.shared_memory_domain)
+        print(msgspec.json.encode(producer).decode(), flush=True)
+    else:
+        line = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        await client.open(request, msgspec.json.decode(line, type=Producer))
+        held = await take(client, chunks)
+    print("ready", len(held), flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:5], int(sys.argv[5])))

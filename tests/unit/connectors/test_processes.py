@@ -1,0 +1,327 @@
+"""Real processes that are killed, paused and restarted; what they leave behind is nothing (R11, R12)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from omni_runtime.connectors.api import EdgeFailed
+from omni_runtime.connectors.client import SidecarEdgeClient
+from omni_runtime.connectors.ipc import SOCKET_NAME
+from omni_runtime.errors import StreamClosed, UpstreamLost
+from omni_runtime.protocol.control import Producer
+from tests.unit.connectors.kit import EDGE, MIB, Site, a_chunk, a_failure, producer, rows, some_bytes, take
+
+ROOT = Path(__file__).parents[3]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}/crds:{ROOT}/runtime:{ROOT}"}
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+@dataclass(slots=True)
+class Pod:
+    """A sidecar process."""
+
+    site: Site
+    domain: str
+    process: asyncio.subprocess.Process
+    http: str
+    started_s: float
+    children: list[asyncio.subprocess.Process] = field(default_factory=list)
+
+    @property
+    def ipc_dir(self) -> Path:
+        return self.site.root / self.domain
+
+    async def get(self, path: str) -> httpx.Response:
+        async with httpx.AsyncClient() as client:
+            return await client.get(self.http + path)
+
+    async def gauge(self, name: str) -> float:
+        lines = (await self.get("/metrics")).text.splitlines()
+        return float(next(line for line in lines if line.startswith(name + " ")).split()[1])
+
+    async def until_gauge(self, name: str, value: float, deadline_s: float = 15) -> None:
+        async with asyncio.timeout(deadline_s):
+            while await self.gauge(name) != value:
+                await asyncio.sleep(0.05)
+
+    async def nothing_left(self) -> None:
+        await self.until_gauge("omni:connector_arena_used_bytes", 0)
+        await self.until_gauge("omni:connector_streams", 0)
+        await self.until_gauge("omni:connector_remote_streams", 0)
+
+    @asynccontextmanager
+    async def engine(self, replica: str) -> AsyncIterator[SidecarEdgeClient]:
+        client = SidecarEdgeClient(self.ipc_dir, self.site.plan, "stage", replica)
+        await client.connect(20)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+    async def engine_process(self, role: str, request: str, chunks: int, upstream: Producer | None = None) -> Engine:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.unit.connectors.engine_process",
+            str(self.ipc_dir),
+            str(self.site.root / "plan.json"),
+            role,
+            request,
+            str(chunks),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=ENVIRONMENT,
+            cwd=ROOT,
+        )
+        self.children.append(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if upstream is not None:
+            process.stdin.write(msgspec.json.encode(upstream) + b"\n")
+        producer = None
+        async with asyncio.timeout(60):
+            if role == "producer":
+                producer = msgspec.json.decode(await process.stdout.readline(), type=Producer)
+            assert (await process.stdout.readline()).startswith(b"ready")
+        return Engine(process, producer)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    process: asyncio.subprocess.Process
+    producer: Producer | None
+
+
+async def start_sidecar(site: Site, domain: str, arena_bytes: int = 16 * MIB, http_port: int = 0) -> Pod:
+    http_port = http_port or free_port()
+    began = time.monotonic()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "omni_runtime.connectors.sidecar"),
+        *("--plan", str(site.root / "plan.json"), "--curve", str(site.root / "curve")),
+        *("--ipc-dir", str(site.root / domain), "--shm-dir", str(site.shm), "--arena-bytes", str(arena_bytes)),
+        *("--advertise-host", "127.0.0.1", "--domain", domain, "--data-port", str(free_port())),
+        *("--http-port", str(http_port), "--http-host", "127.0.0.1", "--data-host", "127.0.0.1"),
+        env=ENVIRONMENT,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    pod = Pod(site, domain, process, f"http://127.0.0.1:{http_port}", 0.0)
+    async with asyncio.timeout(30):
+        while process.returncode is None:
+            try:
+                if (await pod.get("/ready")).status_code == 200:
+                    break
+            except httpx.TransportError:
+                await asyncio.sleep(0.02)
+    assert process.returncode is None, "the sidecar did not start"
+    pod.started_s = time.monotonic() - began
+    return pod
+
+
+@asynccontextmanager
+async def a_pod(site: Site, domain: str = "pod-a", arena_bytes: int = 16 * MIB) -> AsyncIterator[Pod]:
+    pod = await start_sidecar(site, domain, arena_bytes)
+    try:
+        yield pod
+    finally:
+        for process in (*pod.children, pod.process):
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+@asynccontextmanager
+async def two_pods(site: Site, mode: str) -> AsyncIterator[tuple[Pod, Pod]]:
+    """(the producer's pod, the consumer's pod)."""
+    async with a_pod(site, "pod-a") as first:
+        if mode == "same pod":
+            yield first, first
+        else:
+            async with a_pod(site, "pod-b") as second:
+                yield first, second
+
+
+MODES = pytest.mark.parametrize("mode", ["same pod", "two pods"])
+
+
+@MODES
+async def test_a_killed_producer_is_told_to_the_consumer(site: Site, mode: str) -> None:
+    async with two_pods(site, mode) as (first, second), second.engine("talker-0") as down:
+        up = await first.engine_process("producer", "r", 3)
+        assert up.producer is not None
+        await down.open("r", up.producer)
+        got = await take(down, 3)
+        up.process.kill()
+        began = time.monotonic()
+        failed = await a_failure(down)
+        assert failed.code == "UpstreamLost"
+        assert time.monotonic() - began < 3
+        assert got[2].payload.tensors["rows"].tobytes() == some_bytes(200_000, 2).tobytes()  # type: ignore[union-attr]
+        del got
+        await first.nothing_left()
+        await second.nothing_left()
+
+
+@MODES
+async def test_a_killed_consumer_frees_what_it_held(site: Site, mode: str) -> None:
+    async with two_pods(site, mode) as (first, second), first.engine("thinker-0") as up:
+        for n in range(3):
+            await up.put("r", EDGE, rows(some_bytes(200_000, n), start=n))
+        down = await second.engine_process("consumer", "r", 3, producer(up))
+        assert await second.gauge("omni:connector_arena_used_bytes") == 600_000
+        down.process.kill()
+        with pytest.raises(StreamClosed, match="gone"):
+            async with asyncio.timeout(20):
+                while True:
+                    await up.put("r", EDGE, rows(some_bytes(100), start=9))
+        await first.nothing_left()
+        await second.nothing_left()
+
+
+async def test_a_paused_consumer_keeps_its_bytes(site: Site) -> None:
+    """Its slabs are not given to another request, however long it sleeps."""
+    async with a_pod(site) as pod, pod.engine("thinker-0") as up, pod.engine("talker-0") as other:
+        await up.put("r", EDGE, rows(some_bytes(200_000)))
+        down = await pod.engine_process("consumer", "r", 1, producer(up))
+        down.process.send_signal(signal.SIGSTOP)
+        for n in range(30):
+            await other.open(f"s{n}", producer(up))
+            await up.put(f"s{n}", EDGE, rows(some_bytes(900_000), finished=True))
+            await a_chunk(other)
+        assert await pod.gauge("omni:connector_arena_used_bytes") >= 200_000
+        down.process.kill()
+        await up.cleanup("r")
+        await pod.nothing_left()
+
+
+async def test_a_killed_sidecar_fails_its_streams_and_is_found_again(site: Site) -> None:
+    pod = await start_sidecar(site, "pod-a")
+    async with pod.engine("thinker-0") as up, pod.engine("talker-0") as down:
+        await down.open("r", producer(up))
+        await up.put("r", EDGE, rows(some_bytes(200_000)))
+        kept = await a_chunk(down)
+        pod.process.kill()
+        await pod.process.wait()
+        failed = await a_failure(down, 5)
+        assert (failed.code, "sidecar is gone" in failed.message) == ("UpstreamLost", True)
+        with pytest.raises(UpstreamLost, match="sidecar is gone"):
+            await up.put("r", EDGE, rows(some_bytes(10), start=1))
+        assert kept.payload.tensors["rows"].tobytes() == some_bytes(200_000).tobytes(), "its bytes stay readable"
+        async with a_pod(site, "pod-a") as again:
+            await up.connect(10)
+            await down.connect(10)
+            await down.open("s", producer(up))
+            await up.put("s", EDGE, rows(some_bytes(200_000, 7), finished=True))
+            assert (await a_chunk(down)).payload.tensors["rows"].tobytes() == some_bytes(200_000, 7).tobytes()
+            await again.until_gauge("omni:connector_arena_used_bytes", 0)
+        assert list(site.shm.iterdir()) == []
+
+
+@pytest.mark.parametrize("victim", ["producer's", "consumer's"])
+async def test_a_killed_sidecar_of_one_pod(site: Site, victim: str) -> None:
+    async with two_pods(site, "two pods") as (first, second):
+        async with first.engine("thinker-0") as up, second.engine("talker-0") as down:
+            await down.open("r", producer(up))
+            await up.put("r", EDGE, rows(some_bytes(200_000)))
+            await a_chunk(down)
+            (first if victim == "producer's" else second).process.kill()
+            assert (await a_failure(down, 5)).code == "UpstreamLost"
+            if victim == "consumer's":
+                with pytest.raises(StreamClosed, match="gone"):
+                    async with asyncio.timeout(20):
+                        while True:
+                            await up.put("r", EDGE, rows(some_bytes(100), start=9))
+                            await asyncio.sleep(0.01)
+            await (second if victim == "producer's" else first).nothing_left()
+
+
+async def test_sigterm_drains_and_leaves_nothing(site: Site) -> None:
+    """The sidecar outlives its engines: what they finished is delivered first."""
+    async with two_pods(site, "two pods") as (first, second), second.engine("talker-0") as down:
+        async with first.engine("thinker-0") as up:
+            upstream = producer(up)
+            await up.put("r", EDGE, rows(some_bytes(3 * MIB), finished=True))
+            first.process.terminate()
+            async with asyncio.timeout(5):
+                while (await first.get("/ready")).status_code != 503:
+                    await asyncio.sleep(0.01)
+            assert (await first.get("/livez")).status_code == 200
+        await down.open("r", upstream)
+        chunk = await a_chunk(down)
+        assert chunk.payload.tensors["rows"].tobytes() == some_bytes(3 * MIB).tobytes()
+        assert await asyncio.wait_for(first.process.wait(), 10) == 0
+        assert not (first.ipc_dir / SOCKET_NAME).exists()
+        assert list(site.shm.iterdir()) == []
+
+
+async def test_a_drain_ends_at_its_deadline(site: Site) -> None:
+    async with a_pod(site) as pod, pod.engine("thinker-0"):
+        pod.process.terminate()
+        assert await asyncio.wait_for(pod.process.wait(), 5 + 5) == 0  # the plan's drain timeout is 5 s
+
+
+async def test_it_is_small(site: Site) -> None:
+    async with a_pod(site) as pod, pod.engine("thinker-0") as up, pod.engine("talker-0") as down:
+        await down.open("r", producer(up))
+        for n in range(50):
+            await up.put("r", EDGE, rows(some_bytes(1000), start=n, finished=n == 49))
+            assert not isinstance((await take(down, 1))[0], EdgeFailed)
+        status = Path(f"/proc/{pod.process.pid}/status").read_text()
+        resident = int(next(line for line in status.splitlines() if line.startswith("RssAnon:")).split()[1])
+        assert resident < 60 * 1024, "kB besides shared pages"
+        assert "torch" not in Path(f"/proc/{pod.process.pid}/maps").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("--arena-bytes", "1000"), "too small"),
+        (("--arena-bytes", str(1 << 60)), "does not fit into"),
+        (("--curve", "/nonexistent"), "CURVE key"),
+        (("--plan", "/nonexistent"), "No such file"),
+    ],
+)
+async def test_it_says_why_it_cannot_start(site: Site, change: tuple[str, str], says: str) -> None:
+    flags = {
+        "--plan": str(site.root / "plan.json"),
+        "--curve": str(site.root / "curve"),
+        "--ipc-dir": str(site.root / "pod"),
+        "--shm-dir": str(site.shm),
+        "--arena-bytes": str(MIB),
+        "--advertise-host": "127.0.0.1",
+        "--domain": "d",
+        "--data-port": "0",
+        "--http-port": "0",
+        **dict([change]),
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "omni_runtime.connectors.sidecar"),
+        *(word for pair in flags.items() for word in pair),
+        stderr=asyncio.subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    _, error = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 1
+    line = msgspec.json.decode(error.splitlines()[-1])
+    assert line["event"] == "sidecar.cannot_start"
+    assert says in line["reason"]
