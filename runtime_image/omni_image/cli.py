@@ -113,10 +113,13 @@ def save(
 def make_wheelhouse(
     extra: Annotated[str, typer.Argument(help="Extra of pyproject.toml: operator, runtime or cpu.")],
     folder: Annotated[Path, typer.Argument(help="Folder for the wheels; named wheelhouse/ in the build context.")],
+    python: Annotated[
+        str, typer.Option("--python", help="Python of the base image; GPU images often have 3.12.")
+    ] = "3.11",
 ) -> None:
     """Download the wheels of an image, for builds without a package index."""
     with plain_errors():
-        count = wheelhouse.download(extra, folder)
+        count = wheelhouse.download(extra, folder, python)
     typer.echo(f"{count} wheels in {folder}")
 
 

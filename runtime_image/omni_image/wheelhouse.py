@@ -18,8 +18,8 @@ def find_pip() -> Path:
     return candidates[-1]
 
 
-def download(extra: str, folder: Path) -> int:
-    """Put the wheels of one extra into `folder`; returns how many there are.
+def download(extra: str, folder: Path, python: str = "3.11") -> int:
+    """Put the wheels of one extra into `folder`, for an image with this Python; returns how many there are.
 
     Raises StepFailed when a package has no wheel: nothing is compiled in an image.
     """
@@ -28,7 +28,8 @@ def download(extra: str, folder: Path) -> int:
     requirements = folder / "requirements.txt"
     requirements.write_text("\n".join(pins) + "\n")
     log = process.log_path(f"wheelhouse-{extra}")
-    command = [str(find_pip()), "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    command = [str(find_pip()), "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--python-version", python, "--dest", str(folder)]
     with step(f"{len(pins)} wheels") as waiting_for:
         process.run([*command, "-r", str(requirements)], log=log, waiting_for=waiting_for)
     count = len(list(folder.glob("*.whl")))
