@@ -1,0 +1,121 @@
+"""transformers' own `generate` on the tiny Qwen3-Omni, taken apart: text ids, codec codes, thinker rows."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from omni_runtime.models import catalogue
+from omni_runtime.protocol.payload import Payload
+
+MODEL = "qwen3-omni-tiny"
+
+
+def tiny_model_path() -> str:
+    """The prepared model; built once per machine, in a second."""
+    root = Path(tempfile.gettempdir()) / "omni-test-models"
+    return str(catalogue.prepare(MODEL, root, lambda _: None))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expected:
+    prompt_ids: list[int]
+    text_ids: list[int]  # generated, end token included
+    codes: np.ndarray  # [frames, quantizers]
+    embed: np.ndarray  # [rows, hidden], rows = prompt + generated - 1
+    hidden: np.ndarray
+
+    def payloads(self, sizes: int, grid: list[int] | None = None) -> list[Payload]:
+        """The thinker's edge: the prompt in one chunk, then `sizes` rows a chunk."""
+        rows, prompt = len(self.embed), len(self.prompt_ids)
+        ids = np.asarray([*self.prompt_ids, *self.text_ids][:rows], dtype=np.int64)
+        bounds = [0, *range(prompt, rows, sizes), rows]
+        out = []
+        for start, end in zip(bounds, bounds[1:], strict=False):
+            meta: dict[str, object] = {"prompt_tokens": prompt} if start == 0 else {}
+            if start == 0 and grid:
+                meta["image_grid_thw"] = grid
+            tensors = {n: v[start:end] for n, v in (("token_ids", ids), ("embed", self.embed), ("hidden", self.hidden))}
+            out.append(Payload(start=start, rows=end - start, finished=end == rows, tensors=tensors, meta=meta))
+        return out
+
+
+class Reference:
+    """`shift`: negative control, conditioning rows moved by that many rows."""
+
+    def __init__(self, path: str) -> None:
+        from transformers import AutoProcessor, Qwen3OmniMoeForConditionalGeneration
+
+        self.model: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
+        self.processor: Any = AutoProcessor.from_pretrained(path)
+        self.end = int(self.model.config.im_end_token_id)
+
+    @torch.no_grad()
+    def generate(self, inputs: dict[str, Any], *, max_text: int, max_codes: int, shift: int = 0) -> Expected:
+        captured: dict[str, Any] = {}
+        with self._spied(captured, shift):
+            try:
+                self.model.generate(
+                    **inputs,
+                    speaker="Ethan",
+                    thinker_max_new_tokens=max_text,
+                    thinker_do_sample=False,
+                    thinker_eos_token_id=self.end,
+                    talker_do_sample=False,
+                    talker_max_new_tokens=max_codes,
+                )
+            except RuntimeError:  # transformers fails on one-token answers and on speech that ends at once
+                captured.setdefault("codes", torch.zeros((1, self.model.talker.config.num_code_groups, 0)))
+        thinker = captured["thinker"]
+        prompt = inputs["input_ids"][0].tolist()
+        accept = self.model.config.talker_config.accept_hidden_layer
+        return Expected(
+            prompt_ids=prompt,
+            text_ids=thinker.sequences[0, len(prompt) :].tolist(),
+            codes=captured["codes"][0].T.numpy().astype(np.int32),
+            embed=torch.cat([h[0][0] for h in thinker.hidden_states]).numpy(),
+            hidden=torch.cat([h[accept][0] for h in thinker.hidden_states]).numpy(),
+        )
+
+    @torch.no_grad()
+    def decode(self, codes: np.ndarray) -> np.ndarray:
+        """One-shot PCM of [frames, quantizers]."""
+        if not len(codes):
+            return np.zeros(0, np.float32)
+        wave = self.model.code2wav(torch.from_numpy(codes.T[None].astype(np.int64)))
+        return np.asarray(wave[0, 0].numpy())
+
+    @contextmanager
+    def _spied(self, captured: dict[str, Any], shift: int) -> Iterator[None]:
+        thinker, code2wav = self.model.thinker, self.model.code2wav
+        generate, decode, parts = thinker.generate, code2wav.chunked_decode, self.model._get_talker_assistant_parts
+
+        def spy_generate(*args: Any, **kwargs: Any) -> Any:
+            captured["thinker"] = generate(*args, **kwargs)
+            return captured["thinker"]
+
+        def spy_decode(codes: Any, **kwargs: Any) -> Any:
+            captured["codes"] = codes.clone()
+            return decode(codes, **kwargs)
+
+        def shifted(start: int, end: int, speaker: int, embed: Any, *rest: Any) -> Any:
+            return parts(start, end, speaker, embed.roll(shift, dims=1), *rest)
+
+        thinker.generate, code2wav.chunked_decode = spy_generate, spy_decode
+        self.model._get_talker_assistant_parts = shifted
+        try:
+            yield
+        finally:
+            thinker.generate, code2wav.chunked_decode = generate, decode
+            self.model._get_talker_assistant_parts = parts
+
+    def inputs(self, messages: list[dict[str, Any]], audio: Any = None, images: Any = None) -> dict[str, Any]:
+        text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return dict(self.processor(text=text, audio=audio, images=images, return_tensors="pt"))

@@ -1,0 +1,125 @@
+"""Streamed code2wav against one decoder run over all frames: same samples, same length (R20, R22)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from plans import TALKER_EDGE, a_context, a_plan
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from qwen3_reference import Reference, tiny_model_path
+
+from omni_runtime.errors import EngineError
+from omni_runtime.protocol.payload import Payload
+from omni_runtime.stages.engine import AudioOut, Done, StageRequest, Started
+from omni_runtime.stages.qwen3_omni.code2wav import Qwen3OmniCode2WavEngine, kept_samples
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return Reference(tiny_model_path())
+
+
+def an_engine(left: int = 28) -> Qwen3OmniCode2WavEngine:
+    plan = a_plan("qwen3_omni_moe", chunk=(4, 25, left), engine_args={"code2wav": {"dtype": "float32"}})
+    engine = Qwen3OmniCode2WavEngine(a_context(plan, "code2wav", tiny_model_path()))
+    engine.load()
+    return engine
+
+
+@pytest.fixture(scope="module")
+def engine() -> Qwen3OmniCode2WavEngine:
+    return an_engine()
+
+
+def some_codes(frames: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 64, (frames, 4)).astype(np.int32)
+
+
+def chunks(codes: np.ndarray, initial: int, regular: int) -> list[Payload]:
+    bounds = [0, *range(initial, len(codes), regular), len(codes)]
+    return [
+        Payload(start=a, rows=b - a, finished=b == len(codes), tensors={"codes": codes[a:b]})
+        for a, b in zip(bounds, bounds[1:], strict=False)
+        if b > a
+    ]
+
+
+def stream(engine: Qwen3OmniCode2WavEngine, requests: dict[str, list[Payload]]) -> dict[str, np.ndarray]:
+    for name in requests:
+        engine.submit(StageRequest(name, {}, {}, (TALKER_EDGE,), ()))
+    pieces: dict[str, list[np.ndarray]] = {name: [] for name in requests}
+    done: set[str] = set()
+    queues = {name: list(payloads) for name, payloads in requests.items()}
+    while len(done) < len(requests):
+        for name, queue in queues.items():
+            if queue:
+                engine.feed(name, TALKER_EDGE, queue.pop(0))
+        for output in engine.poll(0.0):
+            if isinstance(output, AudioOut):
+                pieces[output.request].append(np.frombuffer(output.pcm, "<f4"))
+            elif isinstance(output, Done):
+                done.add(output.request)
+            else:
+                assert isinstance(output, Started)
+    return {name: np.concatenate(p) if p else np.zeros(0) for name, p in pieces.items()}
+
+
+@pytest.mark.parametrize("regular", [1, 7, 25])
+@pytest.mark.parametrize("frames", [1, 4, 5, 90])
+def test_streamed_equals_one_shot(
+    engine: Qwen3OmniCode2WavEngine, reference: Reference, frames: int, regular: int
+) -> None:
+    codes = some_codes(frames)
+    want = reference.decode(codes)
+    got = stream(engine, {"r": chunks(codes, 4, regular)})["r"]
+    assert got.shape == want.shape
+    assert np.abs(got - want).max() <= 1e-4
+    assert np.abs(want).max() > 0.05, "not silence"
+
+
+def test_a_batch_of_different_lengths_changes_nothing(engine: Qwen3OmniCode2WavEngine, reference: Reference) -> None:
+    lengths = {"a": 3, "b": 61, "c": 30, "d": 4}
+    codes = {name: some_codes(n, seed=n) for name, n in lengths.items()}
+    got = stream(engine, {name: chunks(c, 4, 25) for name, c in codes.items()})
+    for name, c in codes.items():
+        want = reference.decode(c)
+        assert got[name].shape == want.shape
+        assert np.abs(got[name] - want).max() <= 1e-4, name
+
+
+def test_too_little_context_is_noticed(reference: Reference) -> None:
+    codes = some_codes(90)
+    got = stream(an_engine(left=4), {"r": chunks(codes, 4, 7)})["r"]
+    want = reference.decode(codes)
+    assert got.shape == want.shape
+    assert np.abs(got - want).max() > 1e-4
+
+
+def test_kept_samples_join_without_gap_or_overlap() -> None:
+    upsample, tail = 48, 15
+    end, before = 0, 0
+    for context, frames in ((0, 4), (4, 25), (28, 25), (28, 1)):
+        low, high = kept_samples(context, frames, upsample, tail)
+        offset = (before - context) * upsample
+        assert offset + low == end
+        end, before = offset + high, before + frames
+    assert end == before * upsample - tail
+
+
+def test_an_empty_stream_ends_without_sound(engine: Qwen3OmniCode2WavEngine) -> None:
+    assert stream(engine, {"r": [Payload(start=0, rows=0, finished=True)]})["r"].size == 0
+
+
+def test_codes_outside_the_codebook_are_refused_r29(engine: Qwen3OmniCode2WavEngine) -> None:
+    engine.submit(StageRequest("bad", {}, {}, (TALKER_EDGE,), ()))
+    with pytest.raises(EngineError, match="below 64"):
+        engine.feed(
+            "bad", TALKER_EDGE, Payload(start=0, rows=1, finished=False, tensors={"codes": np.full((1, 4), 99)})
+        )
+    engine.abort("bad")
+    assert engine.stats().running == engine.stats().waiting == 0

@@ -1,0 +1,246 @@
+"""The talker engine against transformers' generate: same codes at every batch size, and never padding for text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from plans import TALKER_EDGE, THINKER_EDGE, a_context, a_plan
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from qwen3_reference import Expected, Reference, tiny_model_path
+
+from omni_runtime.errors import EngineError, InvalidRequest
+from omni_runtime.protocol.payload import Payload
+from omni_runtime.stages.engine import CodesOut, Done, EdgeOut, Failed, StageOutput, StageRequest, Started
+from omni_runtime.stages.qwen3_omni.talker import Qwen3OmniTalkerEngine
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+GREEDY = {"talker_temperature": 0.0, "talker_max_tokens": 40}
+REQUESTS = 24
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return Reference(tiny_model_path())
+
+
+def a_prompt(k: int) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": "be brief"}, {"role": "user", "content": "word " * (1 + k % 5) + chr(97 + k)}]
+
+
+@pytest.fixture(scope="module")
+def expected(reference: Reference) -> list[Expected]:
+    return [
+        reference.generate(reference.inputs(a_prompt(k)), max_text=4 + k % 9, max_codes=40) for k in range(REQUESTS)
+    ]
+
+
+def an_engine(slots: int, **engine_args: str) -> Qwen3OmniTalkerEngine:
+    args = {"talker": {"dtype": "float32", "max_frames": "64", "max_prefill_rows": "256", **engine_args}}
+    plan = a_plan("qwen3_omni_moe", engine_args=args, concurrency=slots)
+    engine = Qwen3OmniTalkerEngine(a_context(plan, "talker", tiny_model_path()))
+    engine.load()
+    return engine
+
+
+@pytest.fixture(scope="module")
+def engine() -> Qwen3OmniTalkerEngine:
+    return an_engine(8)
+
+
+def start(engine: Qwen3OmniTalkerEngine, request: str, params: dict[str, Any] | None = None) -> None:
+    engine.submit(StageRequest(request, params or GREEDY, {}, (THINKER_EDGE,), (TALKER_EDGE,), emit_codes=True))
+
+
+def drain(engine: Qwen3OmniTalkerEngine) -> list[StageOutput]:
+    outputs: list[StageOutput] = []
+    while engine.stats().running or engine.stats().waiting:
+        step = engine._step()
+        if step is None:
+            break
+        outputs += step
+    return outputs
+
+
+def codes_of(outputs: list[StageOutput], request: str) -> np.ndarray:
+    rows = [f for o in outputs if isinstance(o, CodesOut) and o.request == request for f in o.codes]
+    return np.asarray(rows, dtype=np.int32).reshape(len(rows), -1)
+
+
+def same(codes: np.ndarray, want: Expected) -> bool:
+    return codes.shape[0] == want.codes.shape[0] and np.array_equal(codes.reshape(want.codes.shape), want.codes)
+
+
+@pytest.mark.parametrize("slots", [1, 4, 8])
+def test_codes_equal_generate_at_every_batch_size(expected: list[Expected], slots: int) -> None:
+    engine = an_engine(slots)
+    outputs: list[StageOutput] = []
+    arrivals = list(range(REQUESTS))
+    feeds: dict[int, list[Payload]] = {}
+    ended = 0
+    while ended < REQUESTS:
+        if arrivals:  # staggered: one more request a step, its rows one chunk a step
+            k = arrivals.pop(0)
+            start(engine, str(k))
+            feeds[k] = expected[k].payloads(sizes=1 + k % 3)
+        for k, payloads in feeds.items():
+            if payloads:
+                engine.feed(str(k), THINKER_EDGE, payloads.pop(0))
+        step = engine._step() or []
+        ended += sum(isinstance(o, Done) for o in step)
+        outputs += step
+    assert sum(len(e.codes) for e in expected) > 200
+    wrong = [k for k in range(REQUESTS) if not same(codes_of(outputs, str(k)), expected[k])]
+    assert wrong == []
+    assert engine.stats().running == 0
+
+
+def test_the_edge_carries_the_same_codes_in_order(engine: Qwen3OmniTalkerEngine, expected: list[Expected]) -> None:
+    want = max(expected, key=lambda e: len(e.codes))
+    start(engine, "r")
+    for payload in want.payloads(sizes=4):
+        engine.feed("r", THINKER_EDGE, payload)
+    outputs = drain(engine)
+    assert isinstance(outputs[0], Started)
+    payloads = [o.payload for o in outputs if isinstance(o, EdgeOut)]
+    assert [p.rows for p in payloads][:2] == [4, 25]
+    assert [p.start for p in payloads] == list(np.cumsum([0] + [p.rows for p in payloads[:-1]]))
+    assert payloads[-1].finished
+    assert np.array_equal(np.concatenate([p.tensors["codes"] for p in payloads if p.rows]), want.codes)
+
+
+def test_a_shift_of_one_row_is_noticed(reference: Reference, expected: list[Expected]) -> None:
+    shifted = [
+        reference.generate(reference.inputs(a_prompt(k)), max_text=4 + k % 9, max_codes=40, shift=1) for k in range(4)
+    ]
+    assert all(not same(s.codes, e) for s, e in zip(shifted, expected, strict=False))
+
+
+def test_late_text_stalls_the_row_and_changes_nothing(engine: Qwen3OmniTalkerEngine, expected: list[Expected]) -> None:
+    want = max(expected, key=lambda e: len(e.text_ids))
+    late, early = want.payloads(sizes=1), expected[0].payloads(sizes=100)
+    start(engine, "late")
+    start(engine, "early")
+    engine.feed("late", THINKER_EDGE, late.pop(0))
+    engine.feed("late", THINKER_EDGE, late.pop(0))
+    for payload in early:
+        engine.feed("early", THINKER_EDGE, payload)
+    outputs = drain(engine)
+    assert same(codes_of(outputs, "early"), expected[0]), "others go on"
+    assert not any(isinstance(o, Done) and o.request == "late" for o in outputs)
+    assert engine._step() is None, "stalled: no step without text"
+    for payload in late:
+        engine.feed("late", THINKER_EDGE, payload)
+        outputs += drain(engine)
+    assert same(codes_of(outputs, "late"), want)
+
+
+def test_one_token_answer_is_silence(engine: Qwen3OmniTalkerEngine, reference: Reference) -> None:
+    want = reference.generate(reference.inputs(a_prompt(0)), max_text=1, max_codes=40)
+    assert len(want.text_ids) == 1
+    start(engine, "one")
+    for payload in want.payloads(sizes=1):
+        engine.feed("one", THINKER_EDGE, payload)
+    outputs = drain(engine)
+    assert [o.payload.finished for o in outputs if isinstance(o, EdgeOut)] == [True]
+    assert isinstance(outputs[-1], Done)
+    assert outputs[-1].frames == 0
+
+
+def test_speech_may_be_bounded_to_nothing(engine: Qwen3OmniTalkerEngine, expected: list[Expected]) -> None:
+    start(engine, "r", {**GREEDY, "talker_max_tokens": 1})
+    for payload in expected[0].payloads(sizes=9):
+        engine.feed("r", THINKER_EDGE, payload)
+    done = drain(engine)[-1]
+    assert isinstance(done, Done)
+    assert (done.finish_reason, done.frames) == ("length", 0)
+
+
+def test_audio_and_image_prompts(engine: Qwen3OmniTalkerEngine, reference: Reference) -> None:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    tone = np.sin(np.arange(16_000) / 9).astype(np.float32)
+    picture = Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8))
+    content = {"audio": {"audio": [tone]}, "image": {"images": [picture]}}
+    for kind, media in content.items():
+        messages = [{"role": "user", "content": [{"type": kind}, {"type": "text", "text": "what is it"}]}]
+        inputs = reference.inputs(messages, **media)
+        want = reference.generate(inputs, max_text=10, max_codes=40)
+        grid = inputs["image_grid_thw"].reshape(-1).tolist() if "image_grid_thw" in inputs else None
+        start(engine, kind)
+        for payload in want.payloads(sizes=3, grid=grid):
+            engine.feed(kind, THINKER_EDGE, payload)
+        assert same(codes_of(drain(engine), kind), want), kind
+
+
+def test_sampling_depends_on_the_seed_not_on_the_neighbours_r27(
+    engine: Qwen3OmniTalkerEngine, expected: list[Expected]
+) -> None:
+    def run(names: dict[str, int]) -> dict[str, np.ndarray]:
+        for name, seed in names.items():
+            start(engine, name, {"talker_temperature": 0.9, "talker_max_tokens": 30, "seed": seed})
+            for payload in expected[3].payloads(sizes=50):
+                engine.feed(name, THINKER_EDGE, payload)
+        outputs = drain(engine)
+        return {name: codes_of(outputs, name) for name in names}
+
+    alone = run({"a": 7})["a"]
+    crowd = run({"b": 7, "c": 8, "d": 7})
+    assert np.array_equal(alone, crowd["b"])
+    assert np.array_equal(alone, crowd["d"])
+    assert not np.array_equal(alone, crowd["c"])
+
+
+def test_abort_frees_the_slot_in_every_state(engine: Qwen3OmniTalkerEngine, expected: list[Expected]) -> None:
+    payloads = max(expected, key=lambda e: len(e.text_ids)).payloads(sizes=1)
+    for fed in range(4):
+        start(engine, "x")
+        for payload in payloads[:fed]:
+            engine.feed("x", THINKER_EDGE, payload)
+            engine._step()
+        engine.abort("x")
+        engine.feed("x", THINKER_EDGE, payloads[-1])
+        assert engine._step() is None
+        assert engine.stats().running == engine.stats().waiting == 0
+
+
+def test_more_requests_than_slots_wait(expected: list[Expected]) -> None:
+    engine = an_engine(1)
+    for name in ("a", "b"):
+        start(engine, name)
+        for payload in expected[1].payloads(sizes=50):
+            engine.feed(name, THINKER_EDGE, payload)
+    engine._step()
+    assert (engine.stats().running, engine.stats().waiting) == (1, 1)
+    outputs = drain(engine)
+    assert same(codes_of(outputs, "b"), expected[1])
+
+
+def test_a_gap_and_a_repeat_are_errors(engine: Qwen3OmniTalkerEngine, expected: list[Expected]) -> None:
+    payloads = expected[5].payloads(sizes=1)
+    start(engine, "gap")
+    engine.feed("gap", THINKER_EDGE, payloads[0])
+    with pytest.raises(EngineError, match="rows .* are missing"):
+        engine.feed("gap", THINKER_EDGE, payloads[2])
+    engine.abort("gap")
+
+
+def test_a_prompt_that_is_too_long_says_so(expected: list[Expected]) -> None:
+    engine = an_engine(1, max_prefill_rows="16")
+    start(engine, "long")
+    for payload in expected[4].payloads(sizes=50):
+        engine.feed("long", THINKER_EDGE, payload)
+    (failed,) = [o for o in drain(engine) if isinstance(o, Failed)]
+    assert failed.code == "CapacityExceeded"
+    assert "max_prefill_rows" in failed.message
+
+
+def test_an_unknown_voice_is_refused_with_the_known_ones_r58(engine: Qwen3OmniTalkerEngine) -> None:
+    with pytest.raises(InvalidRequest, match="chelsie, ethan"):
+        start(engine, "v", {"voice": "../x"})
