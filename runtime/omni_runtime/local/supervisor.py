@@ -168,6 +168,8 @@ async def _ready(http: httpx.AsyncClient, url: str) -> str | None:
     """None: ready. Otherwise what is missing, in the process's own words where it has some."""
     try:
         response = await http.get(url)
+    except httpx.TimeoutException:
+        return "busy, does not answer its probe"
     except httpx.HTTPError:
         return "starting"
     if response.status_code == 200:
