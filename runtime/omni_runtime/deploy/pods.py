@@ -47,44 +47,41 @@ def resolve_replicas(groups: Groups, origins: Origins, bad: Violations) -> dict[
 def check_groups(groups: Groups, plans: Mapping[str, StagePlan], bad: Violations) -> None:
     """Stages of one pod run on one node, from one profile, and their memory fits on the devices that they share."""
     for leader, members in groups.items():
-        if len(members) == 1:
-            continue
-        first = plans[leader]
+        first = _pod_fields(plans[leader])
+        different = False
         for member in members[1:]:
-            plan = plans[member.name]
-            _same(member, "runtimeProfile", plan.profile, first.profile, leader, bad)
-            _same(member, "accelerator.class", plan.device.device_class, first.device.device_class, leader, bad)
-            if plan.profile == first.profile and plan.device.device_class == first.device.device_class:
-                _same(
-                    member,
-                    "scheduling.nodeSelector",
-                    _spell(plan.node_selector),
-                    _spell(first.node_selector),
-                    leader,
-                    bad,
-                )
-            _same(
-                member,
-                "scheduling.priorityClassName",
-                plan.priority_class_name or "",
-                first.priority_class_name or "",
-                leader,
-                bad,
-            )
-        sharing = [
-            plans[m.name] for m in members if plans[m.name].device == first.device or _same_device(plans[m.name], first)
-        ]
-        total = sum((Decimal(str(p.device.memory_fraction)) for p in sharing), Decimal(0))
-        if first.device.resource_name is not None and total > 1:
-            parts = " + ".join(f"{p.name} {p.device.memory_fraction:g}" for p in sharing)
-            last = members[-1]
-            problem = f"the stages of this pod share the device: {parts} = {total.normalize():f}, more than 1 (T71)"
-            bad.add(
-                f"{last.path}.accelerator.memoryFraction",
-                plans[last.name].device.memory_fraction,
-                problem,
-                "lower the fractions, or take the stages apart (podGroup)",
-            )
+            for (field, value), (_, leaders) in zip(_pod_fields(plans[member.name]), first, strict=True):
+                if value != leaders:
+                    different = True
+                    problem = f"stage {leader} shares its pods, and has {leaders or 'none'!r}"
+                    fix = "use the same, or take the stages apart (podGroup)"
+                    bad.add(f"{member.path}.{field}", value, problem, fix)
+                    break  # another profile or device class usually brings another node selector along
+        if not different and len(members) > 1:
+            _check_memory(members, plans, bad)
+
+
+def _pod_fields(plan: StagePlan) -> tuple[tuple[str, str], ...]:
+    """(field of a stage's spec, value) of what a pod has once, the most telling first."""
+    return (
+        ("runtimeProfile", plan.profile),
+        ("accelerator.class", plan.device.device_class),
+        ("scheduling.nodeSelector", ",".join(f"{name}={value}" for name, value in plan.node_selector)),
+        ("scheduling.tolerations", "; ".join(str(t) for t in plan.tolerations)),
+        ("scheduling.priorityClassName", plan.priority_class_name or ""),
+    )
+
+
+def _check_memory(members: Sequence[StageNode], plans: Mapping[str, StagePlan], bad: Violations) -> None:
+    """The engines of one pod share its devices, and each takes its fraction when it starts (T71)."""
+    fractions = [(m.name, plans[m.name].device.memory_fraction) for m in members]
+    total = sum((Decimal(str(fraction)) for _, fraction in fractions), Decimal(0))
+    last = members[-1]
+    if plans[last.name].device.resource_name is not None and total > 1:
+        parts = " + ".join(f"{name} {fraction:g}" for name, fraction in fractions)
+        problem = f"the stages of this pod share the device: {parts} = {total.normalize():f}, more than 1"
+        fix = "lower the fractions, or take the stages apart (podGroup)"
+        bad.add(f"{last.path}.accelerator.memoryFraction", fractions[-1][1], problem, fix)
 
 
 def check_budget(
@@ -137,17 +134,3 @@ def _counts_of(stage: StageNode) -> str:
     if stage.spec.scaling is not None:
         return f"{stage.spec.scaling.min_replicas} to {stage.spec.scaling.max_replicas}"
     return str(stage.spec.replicas)
-
-
-def _same_device(plan: StagePlan, first: StagePlan) -> bool:
-    return plan.device.device_class == first.device.device_class and plan.profile == first.profile
-
-
-def _same(member: StageNode, field: str, value: str, leaders: str, leader: str, bad: Violations) -> None:
-    if value != leaders:
-        problem = f"stage {leader} shares its pods, and has {leaders or 'none'!r}"
-        bad.add(f"{member.path}.{field}", value, problem, "use the same, or take the stages apart (podGroup)")
-
-
-def _spell(selector: tuple[tuple[str, str], ...]) -> str:
-    return ",".join(f"{name}={value}" for name, value in selector)

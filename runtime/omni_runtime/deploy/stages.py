@@ -110,7 +110,7 @@ def check_profile(profile: OmniRuntimeProfile, path: str, bad: Violations) -> No
 def merge_tolerations(*layers: SchedulingSpec | None) -> tuple[dict[str, str], ...]:
     """All tolerations of the layers, each once, in an order that does not depend on how they were written."""
     every: Iterable[Toleration] = (t for layer in layers if layer for t in layer.tolerations or ())
-    plain = {tuple(sorted(t.model_dump(exclude_none=True, by_alias=True).items())) for t in every}
+    plain = {tuple(sorted(t.model_dump(mode="json", exclude_none=True, by_alias=True).items())) for t in every}
     return tuple(dict(items) for items in sorted(plain))
 
 

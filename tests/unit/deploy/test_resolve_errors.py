@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from omni_crds.v1alpha1.base import ObjectMeta
 from omni_runtime.deploy.resolve import resolve
 from omni_runtime.errors import FieldError
+from omni_runtime.topology import registry
 from tests.unit.deploy.builders import CUSTOM, HUB, PROFILES, QWEN, SMOL, a_pipeline, errors_of
 
 CASES = [
@@ -214,6 +216,14 @@ stages:
     pytest.param(
         QWEN + """
 stages:
+- {name: talker, podGroup: g}
+- {name: code2wav, podGroup: g, scheduling: {tolerations: [{operator: Exists}]}}""",
+        "spec.stages[1].scheduling.tolerations", "{'key': 'nvidia.com/gpu', 'operator': 'Exists'}; {'operator': 'Exists'}", "talker shares its pods", "podGroup",
+        id="one pod, two sets of tolerations",
+    ),
+    pytest.param(
+        QWEN + """
+stages:
 - {name: talker, podGroup: g, accelerator: {class: nvidia-h100-80gb, memoryFraction: "0.6"}}
 - {name: code2wav, podGroup: g, accelerator: {class: nvidia-h100-80gb, memoryFraction: "0.401"}}""",
         "spec.stages[1].accelerator.memoryFraction", "0.401", "talker 0.6 + code2wav 0.401 = 1.001, more than 1", "lower",
@@ -401,6 +411,23 @@ def test_a_claim_needs_a_cluster() -> None:
             "use file:///PATH or hf://ORG/NAME here",
         ),
     )
+
+
+def test_an_edge_that_cannot_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No family of this version has such an edge; diffusion stages will."""
+    topology = registry.TOPOLOGIES["qwen3_omni_moe"]
+    whole = structs.replace(topology.edges[1], supports_async_chunk=False)
+    other = structs.replace(topology, edges=(topology.edges[0], whole))
+    monkeypatch.setattr(registry, "TOPOLOGIES", {topology.name: other})
+    edge = resolve(a_pipeline(QWEN), PROFILES, target="kubernetes").edges[1]
+    assert (edge.mode, edge.frames) == ("fullPayload", 0), "the default follows what the stage can do"
+    (error,) = errors_of(QWEN + "edges: [{from: talker, to: code2wav, mode: asyncChunk}]")
+    assert (error.path, error.value, error.fix) == (
+        "spec.edges[0].mode",
+        "asyncChunk",
+        "use fullPayload, or remove the field",
+    )
+    assert "needs the whole codec_frames" in error.problem
 
 
 def test_no_stage_emits_anything() -> None:
