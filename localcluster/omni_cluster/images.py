@@ -44,6 +44,8 @@ class Source:
     name: str
     identity: str
     is_oci: bool
+    stored_as: str = ""
+    """Name inside a docker archive, which is imported as it is; '' for an OCI archive, whose name is rewritten."""
 
 
 def write_static_image(target: Path, name: str, program: Path, entrypoint: tuple[str, ...], user: str) -> None:
@@ -106,7 +108,11 @@ def describe(path: Path, name_as: str | None) -> Source:
     name = name_as or found
     if not name:
         raise InvalidArgument("IMAGE", str(path), "has no name inside", "give one with --as NAME:TAG")
-    return Source(path, normalize(name), identity, index is not None)
+    if index is None and not found:
+        raise InvalidArgument("IMAGE", str(path), "is a docker archive without a name", "save it with its name")
+    return Source(
+        path, normalize(name), identity, index is not None, "" if index is not None else normalize(str(found))
+    )
 
 
 def export_from_buildah(image: str, folder: Path) -> Path:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from omni_cluster.errors import ClusterError, StepFailed
 
 MAX_CLUSTERS = 10
+BRIDGE_PREFIX = "omni-br"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class ClusterNetwork:
 
     @property
     def bridge(self) -> str:
-        return f"omni-br{self.index}"
+        return f"{BRIDGE_PREFIX}{self.index}"
 
     @property
     def node_cidr(self) -> str:

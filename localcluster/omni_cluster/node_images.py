@@ -62,6 +62,8 @@ class ImageStore:
         said = child.stdout.read().decode(errors="replace")
         if child.wait() != 0:
             raise StepFailed(f"import of {source.name} failed: {said.strip()[-600:]}")
+        if source.stored_as and source.stored_as != source.name:
+            self._run("images", "tag", "--force", source.stored_as, source.name)
         self._run("images", "label", source.name, f"{SOURCE_LABEL}={identity}")
         return left_out
 

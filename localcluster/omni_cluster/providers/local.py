@@ -91,7 +91,9 @@ class LocalProvider:
         refuse_mounts(state.root, Path("/proc/self/mountinfo").read_text())
         shutil.rmtree(state.root)
         with machine_lock():
-            if not any(_has_nodes(other) for other in all_states()):
+            # Clusters of another cache folder are not in our states, but their bridges are on this machine.
+            bridges = any(name.startswith(network.BRIDGE_PREFIX) for name in network.interfaces())
+            if not bridges and not any(_has_nodes(other) for other in all_states()):
                 hostsettings.restore()
 
     def status(self, state: ClusterState) -> tuple[ComponentStatus, ...]:

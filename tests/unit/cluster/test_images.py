@@ -77,7 +77,11 @@ def test_docker_archive_is_passed_on_as_it_is(tmp_path: Path):
         info.size = len(manifest)
         tar.addfile(info, io.BytesIO(manifest))
     source, out = describe(target, None), io.BytesIO()
-    assert (source.name, source.is_oci) == ("docker.io/library/app:1", False)
+    assert (source.name, source.is_oci, source.stored_as) == (
+        "docker.io/library/app:1",
+        False,
+        "docker.io/library/app:1",
+    )
     write_filtered(source, set(), out)
     assert out.getvalue() == target.read_bytes()
 
