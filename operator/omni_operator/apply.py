@@ -60,6 +60,7 @@ class _Run:
     failures: list[Failure] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    changed_stages: set[str] = field(default_factory=set)
     wrote: int = 0
 
 
@@ -76,7 +77,13 @@ async def apply_plan(observed: Observed, plan: Plan, kube: KubeApi, fence: Fence
         await _apply(run, write, pipeline, taken)
     for delete in plan.deletes:
         await _delete(run, delete.live, delete.cause)
-    return Outcome(tuple(run.failures), tuple(run.waiting), run.wrote, tuple(run.notes))
+    return Outcome(
+        failures=tuple(run.failures),
+        waiting=tuple(run.waiting),
+        wrote=run.wrote,
+        notes=tuple(run.notes),
+        changed_stages=frozenset(run.changed_stages),
+    )
 
 
 async def _existing(run: _Run, plan: Plan) -> dict[tuple[str, str], Live]:
@@ -173,6 +180,8 @@ async def _send(run: _Run, write: Write, owner: Live | None, *, force: bool) -> 
             _refused(run, child, error)
         return None
     run.wrote += 1
+    if child.kind is STAGE:
+        run.changed_stages.add(child.name)
     logs.info("child.applied", pipeline=str(run.observed.key), kind=child.kind.kind, name=child.name, cause=write.cause)
     return Live(child.kind, body)
 

@@ -40,6 +40,8 @@ async def write_status(
             notes = planned.notes
     groups = planned.groups if planned is not None else ()
     for stage, status in plan_stage_statuses(observed, plan, groups, now):
+        if stage.live.name in outcome.changed_stages:
+            continue  # its new version comes with the next event; writing to the old one is a certain Conflict
         patch = live_status_differs(stage.live, status, STAGE_FIELDS)
         if patch is None:
             continue

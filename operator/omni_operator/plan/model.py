@@ -81,4 +81,5 @@ class Outcome:
     waiting: tuple[str, ...] = ()  # children that are being deleted by somebody and will be made again
     wrote: int = 0
     notes: tuple[Note, ...] = ()
+    changed_stages: frozenset[str] = frozenset()  # OmniStages written now: what was read of them is out of date
     interrupted: str | None = None  # a failure that passes by itself cut the writes short
