@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -84,6 +84,19 @@ class _Rx:
     withheld: list[ChunkReceived] = field(default_factory=list)
     withheld_bytes: int = 0
     ended: bool = False  # the last event is queued
+
+
+class _Events:
+    """Not a generator: its frame would keep the last payload, and with it a slab, until the next event."""
+
+    def __init__(self, take: Callable[[], Awaitable[EdgeEvent]]) -> None:
+        self._take = take
+
+    def __aiter__(self) -> _Events:
+        return self
+
+    def __anext__(self) -> Awaitable[EdgeEvent]:
+        return self._take()
 
 
 def _check(tx: _Tx) -> None:
@@ -338,7 +351,10 @@ class SidecarEdgeClient:
             )
         )
 
-    async def events(self) -> AsyncIterator[EdgeEvent]:
+    def events(self) -> AsyncIterator[EdgeEvent]:
+        return _Events(self._next_event)
+
+    async def _next_event(self) -> EdgeEvent:
         while not self._closed:
             if not self._ready:
                 self._event.clear()
@@ -354,8 +370,8 @@ class SidecarEdgeClient:
                 self._rx.pop(rx.id, None)
             if isinstance(event, ChunkReceived) and not rx.withhold:
                 self._grant(rx)
-            yield event
-            del event  # or this frame would keep the last payload's slab
+            return event
+        raise StopAsyncIteration
 
     def _grant(self, rx: _Rx) -> None:
         if not rx.ended:
