@@ -19,6 +19,7 @@ from omni_crds.v1alpha1.base import (
     FRACTION,
     IDENTIFIER,
     LABEL_VALUE,
+    NO_CONTROLS,
     PRINTABLE,
     QUANTITY,
 )
@@ -45,6 +46,7 @@ _PATTERN_WORDS = {
     IDENTIFIER: "lower-case letters, digits and `_`, a letter first",
     ENV_NAME: "letters, digits and `_`, no digit first",
     LABEL_VALUE: "a label value",
+    NO_CONTROLS: "no control characters but tabs and line breaks",
     PRINTABLE: "printable, no spaces",
     QUANTITY: "a quantity such as `500m` or `16Gi`",
     FRACTION: "above 0 up to 1, at most three decimals, such as `0.6`",

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import aiohttp
 import kopf
 
+from omni_crds.wire import to_body
 from omni_operator import metrics, rbac
 from omni_operator.errors import Transient, Unauthorized, classify
 from omni_operator.kinds import JsonObject, Kind
@@ -119,7 +120,7 @@ class Kube:
         timeout: float,
     ) -> JsonObject:
         session = await self._open()
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        data = None if body is None else to_body(body)
         outcome = "error"
         try:
             async with session.request(

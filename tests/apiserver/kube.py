@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import yaml
 
+from omni_crds.wire import to_body
+
 Object = dict[str, Any]
 _WRITE_SECONDS = 30
 APPLY = "application/apply-patch+yaml"
@@ -82,7 +84,7 @@ class Kube:
         content_type: str = "application/json",
         **query: str,
     ) -> Object:
-        content = None if body is None else httpx.Request("POST", "http://x", json=body).content
+        content = None if body is None else to_body(body)
         headers = {} if body is None else {"content-type": content_type}
         answer = self.http.request(method, path, content=content, headers=headers, params=query)
         self.warnings += [w for w in answer.headers.get_list("warning") if w not in self.warnings]

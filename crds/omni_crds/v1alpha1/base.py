@@ -25,7 +25,9 @@ DNS_SUBDOMAIN = rf"^{_LABEL}(\.{_LABEL})*$"
 IDENTIFIER = r"^[a-z][a-z0-9_]*$"
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 PRINTABLE = r"^[!-~]+$"
-NO_NUL = r"^[^\x00]*$"  # neither an argument nor an environment variable of a process can hold one
+# Tabs and line breaks only. A NUL fits into no argument or environment variable, and server-side apply reads its body
+# as YAML, which refuses most control characters and turns U+0085 into a line break.
+NO_CONTROLS = r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$"
 LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 _THOUSANDTHS = r"0\.([1-9][0-9]{0,2}|0[1-9][0-9]?|00[1-9])"  # 0.001 to 0.999

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from omni_crds.v1alpha1.base import (
-    NO_NUL,
+    NO_CONTROLS,
     PRINTABLE,
     Count,
     DeviceClassName,
@@ -164,7 +164,7 @@ class EngineArg(OmniModel):
 
     name: Identifier
     """Name of the flag, with underscores, such as max_model_len."""
-    value: Annotated[str, Field(max_length=1024, pattern=NO_NUL)]
+    value: Annotated[str, Field(max_length=1024, pattern=NO_CONTROLS)]
     """Value of the flag, as it would stand on the command line."""
 
 

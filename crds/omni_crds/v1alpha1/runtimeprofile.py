@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from omni_crds.v1alpha1.base import (
     ENV_NAME,
-    NO_NUL,
+    NO_CONTROLS,
     DeviceClassName,
     Generation,
     ImageName,
@@ -82,7 +82,7 @@ class EnvVar(OmniModel):
 
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=ENV_NAME)]
     """Name of the variable."""
-    value: Annotated[str, Field(max_length=4096, pattern=NO_NUL)]
+    value: Annotated[str, Field(max_length=4096, pattern=NO_CONTROLS)]
     """Value of the variable. Not for secrets."""
 
 

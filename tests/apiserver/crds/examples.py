@@ -14,7 +14,7 @@ from omni_crds.v1alpha1.base import (
     FRACTION,
     IDENTIFIER,
     LABEL_VALUE,
-    NO_NUL,
+    NO_CONTROLS,
     PRINTABLE,
     QUANTITY,
 )
@@ -48,7 +48,9 @@ PATTERNS: dict[str, PatternExamples] = {
     IDENTIFIER: PatternExamples(padded(""), ("a", "qwen3_omni_moe", "a1_"), ("A", "1a", "_a", "a-b", "a b", "a\n")),
     ENV_NAME: PatternExamples(padded(""), ("HF_HOME", "_a", "a1"), ("1A", "A-B", "A=B", "A B", "Ä")),
     LABEL_VALUE: PatternExamples(padded(""), ("", "a", "A-b_c.D", "0"), ("-a", "a-", "a b", "a/b", "ä", "a\n")),
-    NO_NUL: PatternExamples(padded(""), ("", "a b", '{"x": 1}', "line\nline", "ä🙂"), ("a\x00b", "\x00")),
+    NO_CONTROLS: PatternExamples(
+        padded(""), ("", "a b", '{"x": 1}', "line\n\tline", "ä🙂"), ("a\x00b", "\x1b[31mred", "\x7f", "\x85", "a\r\n")
+    ),
     PRINTABLE: PatternExamples(
         padded(""), ("registry:5000/a/b@sha256:0", "main", "!~"), ("a b", "\ta", "a\n", "ä", "a\x7f")
     ),

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from omni_crds.crd import Kind, build_schema
-from omni_crds.v1alpha1.base import API_VERSION
+from omni_crds.v1alpha1.base import API_VERSION, NO_CONTROLS
 from tests.apiserver.crds.examples import PATTERNS, RULES
 
 Schema = dict[str, Any]
@@ -78,14 +78,14 @@ def _string(schema: Schema, name: str) -> st.SearchStrategy[Any]:
     def fits(text: str) -> bool:
         return shortest <= len(text) <= longest
 
-    if "pattern" not in schema:
-        return st.text(max_size=min(longest, 40), min_size=shortest)
+    if schema.get("pattern") in (None, NO_CONTROLS):
+        controls = ["Cs"] if "pattern" not in schema else ["Cs", "Cc"]
+        return st.text(st.characters(exclude_categories=controls), max_size=min(longest, 40), min_size=shortest)
     if (pool := _POOLS.get(name)) and all(re.search(schema["pattern"], word) for word in pool):
         return st.sampled_from(pool)
     examples = [text for text in PATTERNS[schema["pattern"]].accepted if fits(text)]
     body = re.compile(schema["pattern"].removeprefix("^").removesuffix("$"), re.ASCII)
-    alphabet = None if "\\x00" in schema["pattern"] else st.sampled_from(string.printable)
-    random = st.from_regex(body, fullmatch=True, alphabet=alphabet).filter(fits)
+    random = st.from_regex(body, fullmatch=True, alphabet=st.sampled_from(string.printable)).filter(fits)
     return st.sampled_from(examples) | random
 
 

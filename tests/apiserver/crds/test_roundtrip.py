@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from omni_crds.crd import KINDS, Kind
@@ -17,8 +17,10 @@ from tests.apiserver.kube import Kube, Object, Refused
 kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
 # The namespace is the same for all examples of a test: every object has a name of its own.
 relaxed = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-many = settings(max_examples=100, deadline=None, suppress_health_check=relaxed)
-some = settings(max_examples=30, deadline=None, suppress_health_check=relaxed)
+# No shrinking: over HTTP it takes minutes, and the objects are small as they are.
+phases = [Phase.explicit, Phase.reuse, Phase.generate, Phase.target]
+many = settings(max_examples=100, deadline=None, suppress_health_check=relaxed, phases=phases)
+some = settings(max_examples=30, deadline=None, suppress_health_check=relaxed, phases=phases)
 
 
 def named(obj: Object, namespace: str) -> Object:
