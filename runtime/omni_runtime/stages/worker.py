@@ -83,10 +83,19 @@ class Worker:
         self._dead = ""  # why the process must end at once
         self._died = asyncio.Event()
 
+    def stop(self) -> None:
+        """Drain, then end `run`; what SIGTERM does."""
+        self._stop.set()
+
+    @property
+    def missing(self) -> str | None:
+        """What keeps the replica from being ready; None when it is."""
+        return self._missing()
+
     async def run(self) -> int:
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._stop.set)
+            self._loop.add_signal_handler(number, self.stop)
         probes = await serve_probes(
             self._config.http_port,
             live=lambda: self._dead or None,

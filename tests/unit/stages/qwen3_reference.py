@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Expected:
         ids = np.asarray([*self.prompt_ids, *self.text_ids][:rows], dtype=np.int64)
         bounds = [0, *range(prompt, rows, sizes), rows]
         out = []
-        for start, end in zip(bounds, bounds[1:], strict=False):
+        for start, end in pairwise(bounds):
             meta: dict[str, object] = {"prompt_tokens": prompt} if start == 0 else {}
             if start == 0 and grid:
                 meta["image_grid_thw"] = grid

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from plans import TALKER_EDGE, a_context, a_plan
@@ -44,7 +46,7 @@ def chunks(codes: np.ndarray, initial: int, regular: int) -> list[Payload]:
     bounds = [0, *range(initial, len(codes), regular), len(codes)]
     return [
         Payload(start=a, rows=b - a, finished=b == len(codes), tensors={"codes": codes[a:b]})
-        for a, b in zip(bounds, bounds[1:], strict=False)
+        for a, b in pairwise(bounds)
         if b > a
     ]
 
@@ -79,7 +81,7 @@ def test_streamed_equals_one_shot(
     got = stream(engine, {"r": chunks(codes, 4, regular)})["r"]
     assert got.shape == want.shape
     assert np.abs(got - want).max() <= 1e-4
-    assert np.abs(want).max() > 0.05, "not silence"
+    assert np.abs(want).max() > 0.01, "not silence"
 
 
 def test_a_batch_of_different_lengths_changes_nothing(engine: Qwen3OmniCode2WavEngine, reference: Reference) -> None:

@@ -226,7 +226,7 @@ def test_a_gap_and_a_repeat_are_errors(engine: Qwen3OmniTalkerEngine, expected: 
     payloads = expected[5].payloads(sizes=1)
     start(engine, "gap")
     engine.feed("gap", THINKER_EDGE, payloads[0])
-    with pytest.raises(EngineError, match="rows .* are missing"):
+    with pytest.raises(EngineError, match=r"rows .* are missing"):
         engine.feed("gap", THINKER_EDGE, payloads[2])
     engine.abort("gap")
 

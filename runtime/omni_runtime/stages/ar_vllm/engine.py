@@ -226,12 +226,19 @@ class ArVllmEngine:
             self._emit(await self._answer(request, params, messages))
         except OmniError as error:
             self._emit([Failed(name, error.code, str(error))])
-        except ValueError as error:  # vLLM's own checks of a request: prompt length, sampling values, media
-            self._emit([Failed(name, InvalidRequest.code, str(error))])
         except Exception as error:  # noqa: BLE001 - one request's failure stays one request's failure
-            self._emit([Failed(name, EngineError.code, f"{type(error).__name__}: {error}")])
+            self._emit([self._failed(name, error)])
         finally:
             self._rows.pop(name, None)
+
+    @staticmethod
+    def _failed(request: str, error: Exception) -> Failed:
+        """vLLM's own checks of a request (prompt length, sampling values, media) are the client's to fix."""
+        from vllm.exceptions import VLLMValidationError
+
+        if isinstance(error, ValueError | VLLMValidationError):
+            return Failed(request, InvalidRequest.code, str(error))
+        return Failed(request, EngineError.code, f"{type(error).__name__}: {error}")
 
     async def _answer(
         self, request: StageRequest, params: StageParams, messages: tuple[Any, ...]
