@@ -51,7 +51,7 @@ class _Incoming:
     seq: int = -1
     pieces_out: int = 0  # of the chunk, as the engine counts them
     surplus: int = 0  # credits that the engine will grant for pieces which the producer never sent
-    waiting: deque[tuple[Put | wire.Fragment, bytes]] = field(default_factory=deque)
+    waiting: deque[tuple[Put | wire.Fragment, bytes | memoryview]] = field(default_factory=deque)
     waiting_since: float = 0.0
 
 
@@ -137,7 +137,7 @@ class PeerLinks:
         for stream in streams:
             self.fail(stream, "UpstreamLost", f"{stream.opened.edge}: {reason}")
 
-    def accept(self, stream: _Incoming, message: Put | wire.Fragment, body: bytes) -> None:
+    def accept(self, stream: _Incoming, message: Put | wire.Fragment, body: bytes | memoryview) -> None:
         """One fragment. Raises ProtocolError if it is not the next one."""
         if stream.waiting:
             if len(stream.waiting) >= wire.WINDOW_FRAGMENTS:
@@ -168,7 +168,7 @@ class PeerLinks:
             if not stream.waiting:
                 self._starved.discard(port)
 
-    def _store(self, stream: _Incoming, message: Put | wire.Fragment, body: bytes) -> bool:
+    def _store(self, stream: _Incoming, message: Put | wire.Fragment, body: bytes | memoryview) -> bool:
         """Put a fragment where it belongs; False if there is no room yet."""
         if isinstance(message, Put):
             if stream.put is not None:
@@ -193,7 +193,7 @@ class PeerLinks:
         self._hand_over(stream, put, body, whole=end == put.length)
         return True
 
-    def _hand_over(self, stream: _Incoming, put: Put, body: bytes, *, whole: bool) -> None:
+    def _hand_over(self, stream: _Incoming, put: Put, body: bytes | memoryview, *, whole: bool) -> None:
         """Give the engine the finished slab, or the fragment itself when there is none."""
         engine = self.hub.engines.get(stream.port.session)
         if engine is None or (stream.slab is not None and not whole):
@@ -296,17 +296,17 @@ class PeerLink:
 
     async def _receive(self) -> None:
         while True:
-            frames = await self._socket.recv_multipart()
+            frames = await self._socket.recv_multipart(copy=False)  # the bytes go straight to the arena
             self._heard = time.monotonic()
             self._established = True
             try:
-                self._on_frames(frames)
+                self._on_frames([frame.buffer for frame in frames])
             except ProtocolError as error:
                 log.warning("link.protocol_error", endpoint=self.endpoint, reason=str(error))
                 self.close(f"{self.endpoint} broke the protocol: {error}")
                 return
 
-    def _on_frames(self, frames: list[bytes]) -> None:
+    def _on_frames(self, frames: list[memoryview]) -> None:
         if len(frames) > 2:
             raise ProtocolError(f"{len(frames)} frames")
         message = wire.decode_from_producer(frames[0])

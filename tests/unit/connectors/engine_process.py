@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 
 from omni_runtime.connectors.client import SidecarEdgeClient
-from omni_runtime.deploy.plan import load_plan
+from omni_runtime.deploy.plan import ResolvedPlan, load_plan
 from omni_runtime.protocol.control import Producer
 from tests.unit.connectors.kit import EDGE, rows, some_bytes, take
 
 
-async def main(ipc_dir: str, plan: str, role: str, request: str, chunks: int) -> None:
-    client = SidecarEdgeClient(Path(ipc_dir), load_plan(Path(plan).read_bytes()), role, f"{role}-process")
+async def main(ipc_dir: Path, plan: ResolvedPlan, role: str, request: str, chunks: int) -> None:
+    client = SidecarEdgeClient(ipc_dir, plan, role, f"{role}-process")
     await client.connect(20)
     held = []
     if role == "producer":
@@ -36,4 +36,4 @@ async def main(ipc_dir: str, plan: str, role: str, request: str, chunks: int) ->
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:5], int(sys.argv[5])))
+    asyncio.run(main(Path(sys.argv[1]), load_plan(Path(sys.argv[2]).read_bytes()), *sys.argv[3:5], int(sys.argv[5])))

@@ -202,7 +202,7 @@ async def test_events_are_fair_between_requests(site: Site, mode: str) -> None:
             await pair.down.open(name, producer(pair.up))
         for name in "ab":
             await _put_many(pair.up, name, 8)
-        await until(lambda: sum(len(rx.queue) for rx in pair.down._rx.values()) == 16)
+        await until(lambda: pair.down._receiver.queued_events == 16)
         order = "".join(e.request for e in await take(pair.down, 16))
         assert "aaa" not in order
         assert "bbb" not in order

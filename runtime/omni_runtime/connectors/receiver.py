@@ -1,0 +1,215 @@
+"""The consuming half of the client: incoming streams, and the events that the worker takes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from omni_runtime.connectors import payloads, wire
+from omni_runtime.connectors.api import ChunkReceived, EdgeEvent, EdgeFailed
+from omni_runtime.connectors.attachment import Attachment
+from omni_runtime.connectors.inbound import Assembled, Duplicate, Inbound
+from omni_runtime.connectors.limits import ClientLimits, StreamId
+from omni_runtime.connectors.wire import ChunkHeader, ProtocolError, Put, Slab
+from omni_runtime.errors import CapacityExceeded, DeadlineExceeded, StreamClosed, UpstreamLost
+
+_PINNED_SHARE: Final = 4  # arrays may pin a quarter of the arena; beyond, chunks are copied out
+
+
+@dataclass(slots=True, eq=False)
+class Incoming:
+    id: StreamId
+    number: int
+    attachment: Attachment
+    inbound: Inbound
+    withhold: bool  # fullPayload: all chunks together, once the last is here
+    due: float
+    queue: deque[EdgeEvent] = field(default_factory=deque)
+    withheld: list[ChunkReceived] = field(default_factory=list)
+    withheld_bytes: int = 0
+    ended: bool = False  # the last event is queued, or nobody wants any
+
+
+class Events:
+    """Not a generator: its frame would keep the last payload, and with it a slab, until the next event."""
+
+    def __init__(self, take: Callable[[], Awaitable[EdgeEvent]]) -> None:
+        self._take = take
+
+    def __aiter__(self) -> Events:
+        return self
+
+    def __anext__(self) -> Awaitable[EdgeEvent]:
+        return self._take()
+
+
+class Receiver:
+    def __init__(self, limits: ClientLimits, numbers: Iterator[int]) -> None:
+        self._limits = limits
+        self._numbers = numbers
+        self._ports: dict[int, Incoming] = {}
+        self._streams: dict[StreamId, Incoming] = {}
+        self._ready: deque[Incoming] = deque()
+        self._event = asyncio.Event()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._ports)
+
+    @property
+    def queued_events(self) -> int:
+        return sum(len(stream.queue) for stream in self._streams.values())
+
+    def new(self, id: StreamId, attachment: Attachment, *, withhold: bool) -> Incoming:
+        if id in self._streams:
+            raise StreamClosed(f"open of {id[1]}: request {id[0]} has this stream open already")
+        due = asyncio.get_running_loop().time() + self._limits.chunk_deadline_s
+        inbound = Inbound(self._limits.max_chunk_bytes)
+        stream = Incoming(id, next(self._numbers), attachment, inbound, withhold, due)
+        self._streams[id] = self._ports[stream.number] = stream
+        return stream
+
+    # --- to the worker
+
+    async def next_event(self) -> EdgeEvent:
+        """Raises StopAsyncIteration after `close`."""
+        while not self._closed:
+            if not self._ready:
+                self._event.clear()
+                await self._event.wait()
+                continue
+            stream = self._ready.popleft()  # one event a stream in turn: fair between requests
+            if not stream.queue:
+                continue
+            event = stream.queue.popleft()
+            if stream.queue:
+                self._ready.append(stream)
+            elif stream.ended:
+                self._streams.pop(stream.id, None)
+            if isinstance(event, ChunkReceived) and not stream.withhold:
+                self._grant(stream)
+            return event
+        raise StopAsyncIteration
+
+    def _push(self, stream: Incoming, event: EdgeEvent) -> None:
+        if not stream.queue:
+            self._ready.append(stream)
+        stream.queue.append(event)
+        self._event.set()
+
+    def _grant(self, stream: Incoming) -> None:
+        if not stream.ended:
+            stream.attachment.send(wire.Credit(stream.number, 1))
+
+    # --- from the sidecar
+
+    def on_put(self, attachment: Attachment, put: Put, body: bytes) -> None:
+        wire.check_body(put, len(body))
+        stream = self._ports.get(put.stream)
+        if stream is None:
+            if put.slab is not None:
+                attachment.release(put.slab)  # late: the request is over here
+            return
+        stream.due = asyncio.get_running_loop().time() + self._limits.chunk_deadline_s
+        held = put.slab
+        try:
+            done = stream.inbound.accept(put, body if held is None else attachment.arena.data(held))
+            if done is None:
+                self._grant(stream)
+            else:
+                data, pinned = self._take(stream, done, held)
+                if pinned:
+                    held = None  # released with its last view
+                seconds = max(0.0, time.time() - done.chunk.sent_at)
+                chunk = ChunkReceived(*stream.id, done.seq, payloads.read(done.chunk, data), seconds)
+                self._received(stream, chunk, done.chunk)
+        except Duplicate:
+            pass
+        except ProtocolError as error:
+            self._cancel(stream, str(error))
+            self._fail(stream, ProtocolError.code, f"{stream.id[1]}: {error}")
+        finally:
+            if held is not None:
+                attachment.release(held)
+
+    def _take(self, stream: Incoming, done: Assembled, slab: Slab | None) -> tuple[payloads.Bytes, bool]:
+        """(bytes of the chunk, whether they are still in the arena)."""
+        attachment = stream.attachment
+        if slab is None or not done.whole:
+            return np.frombuffer(done.data, np.uint8), False
+        if stream.withhold or attachment.pinned_bytes + slab.length > attachment.arena.length // _PINNED_SHARE:
+            return np.frombuffer(bytes(done.data), np.uint8), False
+        return attachment.view(slab), True
+
+    def _received(self, stream: Incoming, chunk: ChunkReceived, header: ChunkHeader) -> None:
+        if header.finished:
+            stream.ended = True
+            self._ports.pop(stream.number, None)
+        if not stream.withhold:
+            self._push(stream, chunk)
+            return
+        stream.withheld.append(chunk)
+        stream.withheld_bytes += header.nbytes
+        if stream.withheld_bytes > self._limits.max_withheld_bytes:
+            self._cancel(stream, "too many bytes")
+            text = f"{stream.id[1]}: more than {self._limits.max_withheld_bytes} bytes before the stream was finished"
+            self._fail(stream, CapacityExceeded.code, text)
+        elif stream.ended:
+            for withheld in stream.withheld:
+                self._push(stream, withheld)
+            stream.withheld = []
+        else:
+            self._grant(stream)
+
+    def on_failed(self, number: int, code: str, message: str) -> None:
+        stream = self._ports.get(number)
+        if stream is not None:
+            self._fail(stream, code, message)
+
+    def sidecar_lost(self, attachment: Attachment, reason: str) -> None:
+        for stream in [s for s in self._ports.values() if s.attachment is attachment]:
+            self._fail(stream, UpstreamLost.code, f"{stream.id[1]}: the connector sidecar is gone ({reason})")
+
+    def check_deadlines(self, now: float) -> None:
+        """R5: what upstream does not send in time fails; a stream that waits for our own worker does not."""
+        for stream in [s for s in self._ports.values() if now > s.due and not s.queue]:
+            self._cancel(stream, "chunk deadline")
+            text = f"{stream.id[1]}: no chunk from upstream within {self._limits.chunk_deadline_s:g} s"
+            self._fail(stream, DeadlineExceeded.code, text)
+
+    def _fail(self, stream: Incoming, code: str, message: str) -> None:
+        self._ports.pop(stream.number, None)
+        stream.ended = True
+        stream.withheld = []
+        shown = UpstreamLost.code if code == StreamClosed.code else code
+        self._push(stream, EdgeFailed(*stream.id, shown, message))
+
+    def _cancel(self, stream: Incoming, reason: str) -> None:
+        self._ports.pop(stream.number, None)
+        stream.attachment.send(wire.Cancel(stream.number, reason[:2000]))
+
+    # --- ends
+
+    def end_request(self, request: str, reason: str) -> None:
+        for id in [i for i in self._streams if i[0] == request]:
+            stream = self._streams.pop(id)
+            if not stream.ended:
+                self._cancel(stream, reason)
+            self._discard(stream)
+
+    def close(self) -> None:
+        self._closed = True
+        for stream in self._streams.values():
+            self._discard(stream)
+        self._event.set()
+
+    def _discard(self, stream: Incoming) -> None:
+        stream.ended = True
+        stream.queue.clear()
+        stream.withheld = []

@@ -1,0 +1,211 @@
+"""The producing half of the client: outgoing streams, their credits and the way of a chunk into the arena."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from omni_runtime.connectors import payloads, wire
+from omni_runtime.connectors.arena import largest_slab
+from omni_runtime.connectors.attachment import Attachment
+from omni_runtime.connectors.limits import ClientLimits, StreamId
+from omni_runtime.connectors.wire import FRAGMENT_BYTES, INLINE_BYTES, WINDOW_PIECES, ChunkHeader, Put
+from omni_runtime.errors import CapacityExceeded, DeadlineExceeded, OmniError, StreamClosed, UpstreamLost, by_code
+from omni_runtime.protocol.payload import Payload
+
+_REMEMBERED: Final = 65_536
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    id: StreamId
+    number: int
+    attachment: Attachment
+    credits: int = WINDOW_PIECES
+    seq: int = 0
+    finished: bool = False
+    error: tuple[type[OmniError], str] | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def check(self) -> None:
+        """Raise why the stream ended: a new exception each time, a shared one would collect tracebacks and payloads."""
+        if self.error is not None:
+            kind, message = self.error
+            raise kind(message)
+
+    def end(self, kind: type[OmniError], message: str) -> None:
+        if self.error is None:
+            self.error = (kind, message)
+        self.moved.set()
+
+
+class Sender:
+    def __init__(
+        self, limits: ClientLimits, numbers: Iterator[int], attached: Callable[[float], Awaitable[Attachment]]
+    ) -> None:
+        self._limits = limits
+        self._numbers = numbers
+        self._attached = attached
+        self._ports: dict[int, Outgoing] = {}
+        self._streams: dict[StreamId, Outgoing] = {}
+        self._sent: OrderedDict[str, dict[str, Outgoing]] = OrderedDict()  # request -> edge: finished, for abort
+        self._over: OrderedDict[str, None] = OrderedDict()  # requests that were cleaned up
+
+    def __len__(self) -> int:
+        return len(self._ports)
+
+    async def put(self, request: str, edge: str, payload: Payload) -> None:
+        """See api.EdgeClient.put."""
+        limits = self._limits
+        header = payloads.describe(payload)
+        if header.nbytes > min(limits.max_chunk_bytes, wire.MAX_CHUNK_BYTES):
+            raise CapacityExceeded(
+                f"chunk of {header.nbytes} bytes on {edge} of request {request};"
+                f" at most {limits.max_chunk_bytes} are allowed"
+            )
+        deadline = asyncio.get_running_loop().time() + limits.put_deadline_s
+        stream = self._streams.get((request, edge))
+        if stream is None:
+            stream = self._bind((request, edge), await self._attached(limits.put_deadline_s))
+        async with stream.lock:
+            stream.check()
+            if stream.finished:
+                raise StreamClosed(f"put on {edge} of request {request} after its finished chunk")
+            sent = False
+            try:
+                await self._send_chunk(stream, payload, header, deadline)
+                sent = True
+            finally:
+                if not sent and stream.error is None:  # part of a chunk, or a gap: the stream cannot go on
+                    self._cancel(stream, "put was interrupted")
+                    stream.end(StreamClosed, f"{edge} of request {request}: an earlier put was interrupted")
+            stream.seq += 1
+            if payload.finished:
+                self._finish(stream)
+
+    def _bind(self, id: StreamId, attachment: Attachment) -> Outgoing:
+        request, edge = id
+        if id in self._streams:  # another put was here while this one waited for the sidecar
+            return self._streams[id]
+        if request in self._over:
+            raise StreamClosed(f"put on {edge}: request {request} is over in this replica")
+        if edge in self._sent.get(request, ()):
+            raise StreamClosed(f"put on {edge} of request {request} after its finished chunk")
+        stream = Outgoing(id, next(self._numbers), attachment)
+        self._streams[id] = self._ports[stream.number] = stream
+        attachment.send(wire.Bind(stream.number, edge, request))
+        return stream
+
+    def _finish(self, stream: Outgoing) -> None:
+        """From here on the stream belongs to the sidecar; only an abort still needs its number."""
+        stream.finished = True
+        self._streams.pop(stream.id, None)
+        self._ports.pop(stream.number, None)
+        request, edge = stream.id
+        self._sent.setdefault(request, {})[edge] = stream
+        if len(self._sent) > _REMEMBERED:
+            self._sent.popitem(last=False)
+
+    async def _send_chunk(self, stream: Outgoing, payload: Payload, header: ChunkHeader, deadline: float) -> None:
+        attachment, length = stream.attachment, header.nbytes
+        if INLINE_BYTES < length <= largest_slab(attachment.arena.length):
+            slab = await attachment.allocate(length, self._limits.arena_wait_s)
+            if slab is not None:
+                try:
+                    payloads.write(payload, header, attachment.arena.view[slab.offset : slab.offset + length])
+                    await self._credit(stream, deadline)
+                except BaseException:
+                    attachment.free_unsent(slab)
+                    raise
+                attachment.send(Put(stream.number, stream.seq, 0, True, length, slab, header))
+                return
+        await self._send_pieces(stream, payload, header, deadline)
+
+    async def _send_pieces(self, stream: Outgoing, payload: Payload, header: ChunkHeader, deadline: float) -> None:
+        """A chunk that is small, larger than any slab, or finds the arena full."""
+        attachment, length = stream.attachment, header.nbytes
+        limit = largest_slab(attachment.arena.length)
+        flat = bytearray(length)
+        payloads.write(payload, header, memoryview(flat))
+        data = memoryview(flat)
+        at = piece = 0
+        while piece == 0 or at < length:
+            slab = None
+            if length > limit:
+                slab = await attachment.allocate(min(length - at, limit), self._limits.arena_wait_s)
+            part = slab.length if slab is not None else min(length - at, FRAGMENT_BYTES)
+            try:
+                if slab is not None:
+                    attachment.arena.view[slab.offset : slab.offset + part] = data[at : at + part]
+                await self._credit(stream, deadline)
+                await attachment.writable()
+                stream.check()
+            except BaseException:
+                if slab is not None:
+                    attachment.free_unsent(slab)
+                raise
+            last = at + part == length
+            put = Put(stream.number, stream.seq, piece, last, part, slab, header if piece == 0 else None)
+            attachment.send(put, b"" if slab is not None else data[at : at + part])
+            at, piece = at + part, piece + 1
+
+    async def _credit(self, stream: Outgoing, deadline: float) -> None:
+        while stream.error is None and not stream.credits:
+            stream.moved.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await stream.moved.wait()
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"put on {stream.id[1]} of request {stream.id[0]}: the consumer granted nothing within"
+                    f" {self._limits.put_deadline_s:g} s"
+                ) from None
+        stream.check()
+        stream.credits -= 1
+
+    def _cancel(self, stream: Outgoing, reason: str) -> None:
+        self._ports.pop(stream.number, None)
+        stream.attachment.send(wire.Cancel(stream.number, reason[:2000]))
+
+    # --- what others say
+
+    def on_credit(self, number: int, pieces: int) -> None:
+        stream = self._ports.get(number)
+        if stream is not None:
+            stream.credits += pieces
+            stream.moved.set()
+
+    def on_failed(self, number: int, code: str, message: str) -> None:
+        stream = self._ports.pop(number, None)
+        if stream is not None:
+            stream.end(by_code(code), message)
+
+    def sidecar_lost(self, attachment: Attachment, reason: str) -> None:
+        for stream in [s for s in self._ports.values() if s.attachment is attachment]:
+            del self._ports[stream.number]
+            stream.end(UpstreamLost, f"{stream.id[1]}: the connector sidecar is gone ({reason})")
+
+    def end_request(self, request: str, reason: str, *, drop_finished: bool) -> None:
+        self._over[request] = None
+        self._over.move_to_end(request)
+        if len(self._over) > _REMEMBERED:
+            self._over.popitem(last=False)
+        for id in [i for i in self._streams if i[0] == request]:
+            stream = self._streams.pop(id)
+            if stream.error is None:
+                self._cancel(stream, reason)
+            stream.end(StreamClosed, f"{id[1]}: request {request} is over in this replica")
+        for stream in self._sent.pop(request, {}).values():
+            if drop_finished:
+                self._cancel(stream, reason)
+
+    def is_over(self, request: str) -> bool:
+        return request in self._over
+
+    def close(self) -> None:
+        for stream in self._streams.values():
+            stream.end(StreamClosed, "the connector client is closed")
