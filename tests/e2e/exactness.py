@@ -1,0 +1,202 @@
+"""A running Qwen3-Omni pipeline against transformers' `generate` on the same checkpoint, over its public API.
+
+`python -m tests.e2e.exactness http://127.0.0.1:8000` prints a table; the tests call `compare`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+
+from tests.unit.stages.qwen3_reference import Expected, Reference, tiny_model_path
+
+PROMPTS = 24
+CONCURRENCY = 8
+TEXT_TOKENS = 16
+TALKER_TOKENS = 60
+PCM_TOLERANCE = 1e-4
+KINDS = ("text", "audio", "image")
+SAMPLE_RATE = 16_000
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """kind cycles through KINDS; everything else follows from the number."""
+
+    number: int
+
+    @property
+    def kind(self) -> str:
+        return KINDS[self.number % len(KINDS)]
+
+    @property
+    def text(self) -> str:
+        return f"tell me about number {self.number}" + " and more" * (self.number % 4)
+
+    def tone(self) -> np.ndarray:
+        """One second: the audio encoder is only then independent of what else is in its batch."""
+        t = np.arange(SAMPLE_RATE) / SAMPLE_RATE
+        return np.round(12_000 * np.sin(2 * np.pi * (200 + 40 * self.number) * t)).astype(np.int16)
+
+    def pixels(self) -> np.ndarray:
+        rng = np.random.default_rng(self.number)
+        return rng.integers(0, 255, (32, 24 + 8 * (self.number % 2), 3), dtype=np.uint8)
+
+    def openai_messages(self) -> list[dict[str, Any]]:
+        parts: list[dict[str, Any]] = [{"type": "text", "text": self.text}]
+        if self.kind == "audio":
+            data = base64.b64encode(_wav(self.tone())).decode()
+            parts.insert(0, {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})
+        elif self.kind == "image":
+            url = "data:image/png;base64," + base64.b64encode(_png(self.pixels())).decode()
+            parts.insert(0, {"type": "image_url", "image_url": {"url": url}})
+        return [{"role": "user", "content": parts}]
+
+    def reference_inputs(self, reference: Reference) -> dict[str, Any]:
+        from PIL import Image
+
+        parts: list[dict[str, Any]] = [{"type": "text", "text": self.text}]
+        media: dict[str, Any] = {}
+        if self.kind != "text":
+            parts.insert(0, {"type": self.kind})
+        if self.kind == "audio":
+            media["audio"] = [(self.tone() / 32_768).astype(np.float32)]
+        elif self.kind == "image":
+            media["images"] = [Image.fromarray(self.pixels())]
+        return reference.inputs([{"role": "user", "content": parts}], **media)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Heard:
+    """What the pipeline answered."""
+
+    text_ids: list[int]
+    codes: np.ndarray  # int32 [frames, quantizers]
+    pcm: np.ndarray  # float32 [samples]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One prompt's comparison."""
+
+    prompt: Prompt
+    text_equal: bool
+    codes_equal: bool
+    frames: int
+    pcm_difference: float  # inf: another length
+
+    @property
+    def exact(self) -> bool:
+        return self.text_equal and self.codes_equal and self.pcm_difference <= PCM_TOLERANCE
+
+    def __str__(self) -> str:
+        marks = f"text {_mark(self.text_equal)}  codes {_mark(self.codes_equal)}"
+        return f"{self.prompt.number:>3} {self.prompt.kind:<6} {marks}  {self.frames:>3} frames  pcm {self.pcm_difference:.1e}"
+
+
+def ask(client: httpx.Client, prompt: Prompt) -> Heard:
+    body = {
+        "messages": prompt.openai_messages(),
+        "modalities": ["text", "audio"],
+        "audio": {"format": "wav", "voice": "ethan"},
+        "temperature": 0,
+        "talker_temperature": 0,
+        "max_tokens": TEXT_TOKENS,
+        "talker_max_tokens": TALKER_TOKENS,
+        "return_token_ids": True,
+        "return_codec_codes": True,
+    }
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    choice = answer["choices"][0]
+    codes = np.asarray(answer["codec_codes"], dtype=np.int32)
+    audio = (choice["message"].get("audio") or {}).get("data") or ""
+    return Heard(
+        text_ids=[int(t) for t in answer["token_ids"]],
+        codes=codes.reshape(len(codes), -1),
+        pcm=_samples(base64.b64decode(audio)),
+    )
+
+
+def compare(base_url: str, reference: Reference, *, count: int = PROMPTS, shift: int = 0) -> list[Row]:
+    """Ask all prompts, CONCURRENCY at a time, and compare each answer. `shift`: see Reference."""
+    prompts = [Prompt(n) for n in range(count)]
+    with httpx.Client(base_url=base_url, timeout=300) as client, ThreadPoolExecutor(CONCURRENCY) as pool:
+        heard = list(pool.map(lambda p: ask(client, p), prompts))
+    rows = []
+    for prompt, answer in zip(prompts, heard, strict=True):
+        want = reference.generate(
+            prompt.reference_inputs(reference), max_text=TEXT_TOKENS, max_codes=TALKER_TOKENS, shift=shift
+        )
+        rows.append(_row(prompt, answer, want, reference))
+    return rows
+
+
+def _row(prompt: Prompt, heard: Heard, want: Expected, reference: Reference) -> Row:
+    one_shot = reference.decode(want.codes)
+    same_length = heard.pcm.shape == one_shot.shape
+    difference = float(np.abs(heard.pcm - one_shot).max(initial=0.0)) if same_length else float("inf")
+    return Row(
+        prompt=prompt,
+        text_equal=heard.text_ids == want.text_ids,
+        codes_equal=len(heard.codes) == len(want.codes)
+        and np.array_equal(heard.codes.reshape(want.codes.shape), want.codes),
+        frames=len(want.codes),
+        pcm_difference=difference,
+    )
+
+
+def _samples(wav: bytes) -> np.ndarray:
+    import soundfile
+
+    if not wav:
+        return np.zeros(0, np.float32)
+    samples, _ = soundfile.read(io.BytesIO(wav), dtype="int16")
+    return (samples / 32_767).astype(np.float32)
+
+
+def _wav(samples: np.ndarray) -> bytes:
+    import soundfile
+
+    file = io.BytesIO()
+    soundfile.write(file, samples, SAMPLE_RATE, format="WAV", subtype="PCM_16")
+    return file.getvalue()
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG")
+    return file.getvalue()
+
+
+def _mark(equal: bool) -> str:
+    return "=" if equal else "DIFFERS"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("base_url")
+    parser.add_argument("--count", type=int, default=PROMPTS)
+    parser.add_argument("--shift", type=int, default=0, help="negative control: move the reference's rows")
+    args = parser.parse_args()
+    rows = compare(args.base_url, Reference(tiny_model_path()), count=args.count, shift=args.shift)
+    for row in rows:
+        print(row)
+    exact = sum(r.exact for r in rows)
+    print(f"{exact} of {len(rows)} exact")
+    return 0 if exact == len(rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
