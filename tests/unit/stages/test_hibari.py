@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from plans import TALKER_EDGE, THINKER_EDGE, a_context, a_plan
+from tests.unit.stages.plans import TALKER_EDGE, THINKER_EDGE, a_context, a_plan
 
 from omni_runtime.errors import InvalidRequest
 from omni_runtime.protocol.payload import Payload

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plans import TALKER_EDGE, THINKER_EDGE, a_context, a_plan
+from tests.unit.stages.plans import TALKER_EDGE, THINKER_EDGE, a_context, a_plan
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from qwen3_reference import Expected, Reference, tiny_model_path
+from tests.unit.stages.qwen3_reference import Expected, Reference, tiny_model_path
 
 from omni_runtime.errors import EngineError, InvalidRequest
 from omni_runtime.protocol.payload import Payload

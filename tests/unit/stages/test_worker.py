@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zmq
-from plans import TALKER_EDGE, THINKER_EDGE, a_plan
+from tests.unit.stages.plans import TALKER_EDGE, THINKER_EDGE, a_plan
 
 from omni_runtime.connectors.client import SidecarEdgeClient
 from omni_runtime.connectors.sidecar import Sidecar, SidecarOptions

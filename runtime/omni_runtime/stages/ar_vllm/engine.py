@@ -151,10 +151,19 @@ class ArVllmEngine:
     def close(self) -> None:
         if self._llm is not None:
             self._llm.shutdown()
+            self._end_tasks()
         if self._tapped and hasattr(self, "_tap_socket"):
             self._tap_task.cancel()
             self._tap_socket.close(linger=0)
             self._tap_folder.cleanup()
+
+    def _end_tasks(self) -> None:
+        """vLLM's own tasks live in our loop; left alone they complain when the loop goes away under them."""
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=2.0))
 
     # --- inside the loop
 
