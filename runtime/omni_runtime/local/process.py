@@ -17,7 +17,8 @@ from omni_runtime.local.layout import REPLICA_PLACEHOLDER, ProcessSpec
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 TAIL_LINES = 15
-GROUP_SECONDS = 4.0
+GROUP_SECONDS = 6.0
+TRACKER_SECONDS = 4.0
 TAIL_BYTES = 64 << 10
 
 
@@ -88,25 +89,52 @@ class Child:
     async def end_group(self) -> None:
         """The children of a process that is gone: time to tidy up, then SIGKILL.
 
-        Python's resource tracker is one of them; killed too early it leaves the shared memory of an engine behind.
+        Python's resource tracker comes last: it removes the shared memory of those that died before it, and killed
+        too early it leaves an engine's hundreds of megabytes in /dev/shm.
         """
-        self._signal_group(signal.SIGTERM)
-        deadline = asyncio.get_running_loop().time() + GROUP_SECONDS
-        while self._signal_group(0) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - not our children
-            await asyncio.sleep(0.05)
+        for member in group_members(self.pid):
+            _send(member, signal.SIGTERM)
+        await self._until_empty(GROUP_SECONDS)
+        for member in group_members(self.pid):
+            if not _is_tracker(member):
+                _send(member, signal.SIGKILL)
+        await self._until_empty(TRACKER_SECONDS)
         self.kill_group()
 
-    def kill_group(self) -> None:
-        """Engines may have children of their own; they are in the same group and end with it."""
-        self._signal_group(signal.SIGKILL)
+    async def _until_empty(self, seconds: float) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while group_members(self.pid) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - not ours
+            await asyncio.sleep(0.05)
 
-    def _signal_group(self, number: int) -> bool:
-        """False: the group has no member any more."""
-        try:
-            os.killpg(self.pid, number)
-        except (ProcessLookupError, PermissionError):
-            return False
-        return True
+    def kill_group(self) -> None:
+        """At once, the tracker too."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def group_members(group: int) -> list[int]:
+    """Pids of the living processes of a process group."""
+    members = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            state, _, pgid = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:3]
+            if int(pgid) == group and state != "Z":
+                members.append(int(folder.name))
+    return members
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
 
 def log_tail(path: Path, start: int = 0, lines: int = TAIL_LINES) -> list[str]:

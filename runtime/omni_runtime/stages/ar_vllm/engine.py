@@ -38,6 +38,7 @@ from omni_runtime.stages.engine import (
 )
 from omni_runtime.topology.types import PayloadContract
 
+SHUTDOWN_SECONDS = 15.0  # killed earlier, the engine core leaves its message queue (160 MiB) in /dev/shm
 ROWS_DEADLINE_S = 30.0  # the last rows come from another process; they are milliseconds behind the last token
 LAYERS_PATHS = ("language_model.model.layers", "model.layers")
 
@@ -150,7 +151,7 @@ class ArVllmEngine:
 
     def close(self) -> None:
         if self._llm is not None:
-            self._llm.shutdown()
+            self._llm.shutdown(timeout=SHUTDOWN_SECONDS)
             self._end_tasks()
         if self._tapped and hasattr(self, "_tap_socket"):
             self._tap_task.cancel()
