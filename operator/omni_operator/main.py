@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import kopf
+from kopf._core.engines.peering import Identity
 
 from omni_operator import logs
 from omni_operator.controller import Controller, ControllerOptions
@@ -94,6 +95,8 @@ async def run_operator(options: Options) -> None:
         kopf.operator(
             registry=build_registry(controller.enqueue, controller.all_keys),
             settings=build_settings(),
+            # kopf would ask for the user's name, which a container's bare user id does not have, and end the process.
+            identity=Identity(identity),
             standalone=True,
             clusterwide=not namespaces,
             namespaces=namespaces,
