@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tests.unit.stages.plans import THINKER_EDGE, a_context, a_plan
 
 pytest.importorskip("vllm")
 
-from tests.unit.stages.qwen3_reference import Reference, tiny_model_path
-
 from omni_runtime.protocol.payload import Payload
 from omni_runtime.stages.ar_vllm.engine import ArVllmEngine
 from omni_runtime.stages.engine import Done, EdgeOut, Failed, StageOutput, StageRequest, TextOut
+from tests.unit.stages.qwen3_reference import Reference, tiny_model_path
 
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
 

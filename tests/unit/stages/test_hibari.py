@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.unit.stages.plans import TALKER_EDGE, THINKER_EDGE, a_context, a_plan
 
 from omni_runtime.errors import InvalidRequest
 from omni_runtime.protocol.payload import Payload
 from omni_runtime.stages.engine import AudioOut, Done, EdgeOut, StageEngine, StageOutput, StageRequest, Started
+from tests.unit.stages.plans import TALKER_EDGE, THINKER_EDGE, a_context, a_plan
 
 hibari = pytest.importorskip("hibari")
 

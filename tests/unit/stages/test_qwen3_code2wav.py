@@ -6,17 +6,17 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+
 from tests.unit.stages.plans import TALKER_EDGE, a_context, a_plan
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.unit.stages.qwen3_reference import Reference, tiny_model_path
-
 from omni_runtime.errors import EngineError
 from omni_runtime.protocol.payload import Payload
 from omni_runtime.stages.engine import AudioOut, Done, StageRequest, Started
 from omni_runtime.stages.qwen3_omni.code2wav import Qwen3OmniCode2WavEngine, kept_samples
+from tests.unit.stages.qwen3_reference import Reference, tiny_model_path
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tests.unit.stages.plans import TALKER_EDGE, THINKER_EDGE, a_context, a_plan
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.unit.stages.qwen3_reference import Expected, Reference, tiny_model_path
-
 from omni_runtime.errors import EngineError, InvalidRequest
 from omni_runtime.protocol.payload import Payload
 from omni_runtime.stages.engine import CodesOut, Done, EdgeOut, Failed, StageOutput, StageRequest, Started
 from omni_runtime.stages.qwen3_omni.talker import Qwen3OmniTalkerEngine
+from tests.unit.stages.qwen3_reference import Expected, Reference, tiny_model_path
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zmq
-from tests.unit.stages.plans import TALKER_EDGE, THINKER_EDGE, a_plan
 
 from omni_runtime.connectors.client import SidecarEdgeClient
 from omni_runtime.connectors.sidecar import Sidecar, SidecarOptions
@@ -34,6 +33,7 @@ from omni_runtime.stages.engine import (
     TextOut,
 )
 from omni_runtime.stages.worker import Worker, WorkerConfig
+from tests.unit.stages.plans import TALKER_EDGE, THINKER_EDGE, a_plan
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -102,14 +102,16 @@ class ArVllmEngine:
         self._problem: str | None = None
         self._llm: Any = None
         self._chat: ChatFamily | None = None
+        self._tap_socket: Any = None
+        self._tap_folder: tempfile.TemporaryDirectory[str] | None = None
+        self._loop = asyncio.new_event_loop()  # runs in the engine thread, inside `load` and `poll`
+        self._changed = asyncio.Event()
 
     # --- StageEngine
 
     def load(self) -> None:
         apply_environment(environment(self._context, self._threads, tapped=self._tapped))
-        self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
-        self._changed = asyncio.Event()
         self._loop.run_until_complete(self._load())
 
     def submit(self, request: StageRequest) -> None:
@@ -131,7 +133,7 @@ class ArVllmEngine:
         return outputs
 
     def wake(self) -> None:
-        with contextlib.suppress(RuntimeError, AttributeError):  # not loaded yet, or closed
+        with contextlib.suppress(RuntimeError):  # closed
             self._loop.call_soon_threadsafe(self._changed.set)
 
     def abort(self, request: str) -> None:
@@ -151,20 +153,19 @@ class ArVllmEngine:
 
     def close(self) -> None:
         if self._llm is not None:
-            self._llm.shutdown(timeout=SHUTDOWN_SECONDS)
-            self._end_tasks()
-        if self._tapped and hasattr(self, "_tap_socket"):
-            self._tap_task.cancel()
+            self._llm.shutdown()
+        if self._tap_socket is not None:
             self._tap_socket.close(linger=0)
+        if self._tap_folder is not None:
             self._tap_folder.cleanup()
-
-    def _end_tasks(self) -> None:
-        """vLLM's own tasks live in our loop; left alone they complain when the loop goes away under them."""
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
+        if self._loop.is_running() or self._loop.is_closed():
+            return
+        left = asyncio.all_tasks(self._loop)  # vLLM's own readers among them
+        for task in left:
             task.cancel()
-        if tasks:
-            self._loop.run_until_complete(asyncio.wait(tasks, timeout=2.0))
+        if left:
+            self._loop.run_until_complete(asyncio.wait(left, timeout=5.0))
+        self._loop.close()
 
     # --- inside the loop
 
@@ -197,6 +198,7 @@ class ArVllmEngine:
         path = await self._layers_path()
         await self._llm.collective_rpc("install_tap", args=(path, int(talker.accept_hidden_layer), endpoint))
         self._tap_task = asyncio.create_task(self._receive_rows())
+        self._tap_task.add_done_callback(self._tap_ended)
 
     async def _layers_path(self) -> str:
         model = type(self._llm).__name__  # the model lives in the worker; only its architecture is known here
@@ -216,6 +218,11 @@ class ArVllmEngine:
             except (EngineError, TypeError) as error:
                 rows.failure = EngineError(str(error))
                 rows.complete.set()
+
+    def _tap_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._problem = f"the hidden-state tap ended: {task.exception()}"
+            self._changed.set()
 
     async def _wait(self, timeout_s: float) -> None:
         if self._outputs:
