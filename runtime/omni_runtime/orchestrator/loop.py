@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from omni_runtime.deploy.plan import ResolvedPlan
-from omni_runtime.errors import StageUnavailable
+from omni_runtime.errors import StageUnavailable, UpstreamLost
 from omni_runtime.logs import get_logger
 from omni_runtime.orchestrator.admission import (
     AdmissionRules,
@@ -366,7 +366,21 @@ class Orchestrator:
             pool.leave(replica)
             self._note_replicas(stage)
             return
+        if isinstance(message, control.StageFailed) and message.code == UpstreamLost.code:
+            self._blame_upstream(RequestId(message.request), stage)
         self._dispatch(RequestId(message.request), event_of(stage, replica, message))
+
+    def _blame_upstream(self, request: RequestId, stage: StageName) -> None:
+        """A consumer notices a dead producer before we do. If the producer is gone, the client hears of that replica,
+        not of whoever waited for it."""
+        active = self._active.get(request)
+        for source in [e.source for e in self.plan.edges if e.to == stage] if active is not None else []:
+            record = active.state.stages.get(source) if active is not None else None
+            member = self._pools[source].get(record.replica) if record is not None else None
+            if member is not None:
+                self._send_to(source, member.id, control.Ping())
+                if member.unreachable_since is not None:
+                    self._dispatch(request, ReplicaGone(source, member.id, "closed its connection"))
 
     def _reconcile(self, stage: StageName, replica: ReplicaId, beat: control.Heartbeat) -> None:
         """Requests that only one side knows of: the replica drops ours that ended, we fail those that it lost."""

@@ -96,6 +96,20 @@ async def test_a_lost_replica_fails_only_its_own_requests(rig: Rig) -> None:
     assert await all_outputs(second)
 
 
+async def test_the_lost_replica_is_named_even_if_its_consumer_speaks_first(rig: Rig) -> None:
+    """A connector notices a dead producer in milliseconds, we do in seconds."""
+    _, talker, code2wav = await rig.replicas(**{s: {"hold_after": 0} for s in ("thinker", "talker", "code2wav")})
+    handle = rig.orchestrator.submit(a_call())
+    await asyncio.gather(talker.submitted.wait(), code2wav.submitted.wait())
+    await talker.kill()
+    await asyncio.sleep(0.05)  # FIN reaches the entry before the consumer's complaint, as it does for a killed process
+    await code2wav.send(
+        control.StageFailed(handle.request, "UpstreamLost", "talker->code2wav ended without its last chunk")
+    )
+    with pytest.raises(ReplicaLost, match=f"stage talker: replica {talker.replica}"):
+        await all_outputs(handle)
+
+
 async def test_a_silent_replica_is_lost_and_used_again_when_it_speaks(rig: Rig) -> None:
     """R35"""
     thinker = await rig.replica("thinker", hold_after=0)

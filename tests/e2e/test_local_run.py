@@ -1,0 +1,138 @@
+"""`omni run`: a pipeline without a cluster, from the command line to the spoken answer, a crash and the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from omni_runtime.client import ask
+from omni_runtime.errors import ReplicaLost
+from omni_runtime.local.process import group_members
+
+pytestmark = pytest.mark.timeout(900)
+
+QUESTION = "Why is the sky blue? Answer in two short sentences."
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def wait_for(check: Callable[[], bool], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
+        time.sleep(0.2)
+
+
+class LocalRun:
+    """One `omni run` and what it prints."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self.output = folder / "output"
+        file = str(ROOT / "examples" / "smol-omni.pipeline.yaml")
+        command = [sys.executable, "-m", "omni_runtime.cli", "run", "-f", file, "--port", str(port)]
+        self.process = subprocess.Popen(
+            [*command, "--logs", str(folder / "logs")],
+            cwd=ROOT,
+            stdout=self.output.open("wb"),
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": ":".join(p for p in sys.path if p), "PYTHONUNBUFFERED": "1"},
+        )
+
+    def printed(self, text: str) -> bool:
+        assert self.process.poll() is None or "stopped" in text, self.output.read_text()
+        return text in self.output.read_text()
+
+    def children(self) -> dict[int, str]:
+        """pid -> command line."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                try:
+                    parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                    if parent == self.process.pid:
+                        found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+                except OSError:
+                    continue
+        return found
+
+    def missing(self) -> list[str]:
+        response = httpx.get(f"{self.url}/ready", timeout=5)
+        missing: list[str] = response.json().get("missing", [])
+        return missing
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
+    run = LocalRun(tmp_path_factory.mktemp("run"))
+    try:
+        wait_for(lambda: run.printed("ready: http"), 600, "readiness")
+        yield run
+    finally:
+        run.process.terminate()
+        run.process.wait(60)
+
+
+def test_a_spoken_answer_streams(local: LocalRun) -> None:
+    answer = ask(local.url, QUESTION)
+    assert answer.text.strip()
+    assert answer.audio_s > 1.0
+    assert answer.finish_reason == "stop"
+    assert answer.ttfp_s < answer.e2e_s
+
+
+def test_equal_questions_sound_equal(local: LocalRun) -> None:
+    """R27, R25: greedy and concurrent; no request hears another's rows."""
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: ask(local.url, QUESTION), range(4)))
+    for answer in answers[1:]:
+        assert answer.text == answers[0].text
+        assert answer.pcm.tobytes() == answers[0].pcm.tobytes()
+
+
+def test_a_killed_stage_is_named_and_comes_back(local: LocalRun) -> None:
+    """T69, R34, R35: text goes on, speech returns alone, the lost request hears why."""
+    victim = next(pid for pid, command in local.children().items() if "--stage code2wav" in command)
+
+    def on_text(_: str) -> None:
+        if local.missing() == []:
+            os.kill(victim, signal.SIGKILL)
+            wait_for(lambda: local.missing() == ["code2wav"], 10, "the loss")
+
+    with pytest.raises(ReplicaLost, match="stage code2wav"):
+        ask(local.url, "Tell me a long story about the sea.", on_text=on_text, max_tokens=200, ignore_eos=True)
+    assert ask(local.url, "Name one colour.", modalities=("text",)).text.strip()
+    wait_for(lambda: local.missing() == [], 120, "the return")
+    assert local.printed("code2wav ended (killed by signal 9)")
+    assert ask(local.url, QUESTION).audio_s > 1.0
+
+
+def test_stop_leaves_no_process_and_no_memory(local: LocalRun) -> None:
+    """R11, R12: neither processes, nor sockets, nor shared memory."""
+    pids = list(local.children())
+    everyone = [member for pid in pids for member in group_members(pid)]
+    mapped = {line.split(maxsplit=5)[5] for pid in everyone for line in _maps(pid) if "/dev/shm/" in line}
+    local.process.send_signal(signal.SIGTERM)
+    assert local.process.wait(120) == 0
+    assert local.printed("stopped")
+    for pid in everyone:
+        assert not Path(f"/proc/{pid}").exists()
+    assert not [path for path in mapped if Path(path).exists()]
+
+
+def _maps(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return []
