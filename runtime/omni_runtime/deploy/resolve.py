@@ -155,7 +155,7 @@ def _entry(spec: PipelineSpec, profile: OmniRuntimeProfile, origins: Origins, ba
     """The orchestrator and API server: needs no device, so it goes wherever the profile's general rules allow."""
     entry = spec.entry
     resources = entry.resources if entry else None
-    cpu = origins.pick("entry.cpu", [(PIPELINE, resources.cpu if resources else None)], "250m")
+    cpu = origins.pick("entry.cpu", [(PIPELINE, resources.cpu if resources else None)], "200m")
     memory = origins.pick("entry.memory", [(PIPELINE, resources.memory if resources else None)], "1Gi")
     for field, text in (("cpu", cpu), ("memory", memory)):
         if parse_quantity(text) <= 0:

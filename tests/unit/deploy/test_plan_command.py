@@ -19,7 +19,7 @@ def test_table() -> None:
     lines = result.output.splitlines()
     assert lines[0].startswith("qwen3-omni-tiny  topology qwen3_omni_moe  revision ")
     row = next(line for line in lines if line.startswith("code2wav"))
-    assert " ".join(row.split()) == "code2wav qwen3_omni_code2wav cpu cpu with talker 1 200m 2Gi 64Mi audio"
+    assert " ".join(row.split()) == "code2wav qwen3_omni_code2wav cpu cpu with talker 1 100m 2Gi 64Mi audio"
     edge = next(line for line in lines if line.startswith("talker -> code2wav"))
     assert " ".join(edge.split()) == "talker -> code2wav codec_frames SharedMemory asyncChunk 4 / 25 / 28"
     assert any(line.split() == ["stages.thinker.cpu", "pipeline"] for line in lines)
