@@ -5,6 +5,7 @@ Reasons are constants beside the type (kueue's convention); nothing else in the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
@@ -97,8 +98,15 @@ class Condition(OmniModel):
 MAX_MESSAGE = 1024
 
 
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+
 def truncate(message: str, limit: int = MAX_MESSAGE) -> str:
-    """Cut a message to what the schema allows, with a visible mark."""
+    """One line, cut to what the schema allows with a visible mark.
+
+    Messages quote container logs: escape sequences from there must not reach the terminal of whoever runs kubectl.
+    """
+    message = _CONTROLS.sub(" ", message)
     return message if len(message) <= limit else message[: limit - 1] + "…"
 
 

@@ -108,3 +108,8 @@ def test_message_fits_the_schema(length: int) -> None:
     message = truncate("x" * length)
     assert len(message) == min(length, MAX_MESSAGE)
     assert message.endswith("…") == (length > MAX_MESSAGE)
+
+
+def test_message_is_one_line_without_escape_sequences() -> None:
+    """It may quote a container's log, and ends on somebody's terminal."""
+    assert truncate("Traceback:\n\t\x1b[31mboom\x9b0m\r\n") == "Traceback: [31mboom 0m "
