@@ -20,8 +20,8 @@ from omni_crds.v1alpha1.base import (
     Quantity,
 )
 from omni_crds.v1alpha1.conditions import Condition
+from omni_crds.v1alpha1.graph import ConnectorType, SchedulingSpec
 from omni_crds.v1alpha1.markers import ListMap, ListSet, Rule, rules
-from omni_crds.v1alpha1.pipeline import ConnectorType, SchedulingSpec
 
 ABSOLUTE_PATH = r"^/[!-~]+$"
 RESOURCE_NAME = r"^[a-z0-9][-.a-z0-9]*/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"

@@ -19,7 +19,8 @@ from omni_crds.v1alpha1.base import (
     QUANTITY,
 )
 from omni_crds.v1alpha1.conditions import CAMEL_CASE, TIMESTAMP
-from omni_crds.v1alpha1.pipeline import MODEL_URI, TAINT_KEY
+from omni_crds.v1alpha1.graph import TAINT_KEY
+from omni_crds.v1alpha1.pipeline import MODEL_URI
 from omni_crds.v1alpha1.runtimeprofile import ABSOLUTE_PATH, RESOURCE_NAME
 
 Node = dict[str, Any]
