@@ -15,6 +15,7 @@ from omni_cluster.errors import ClusterError
 from omni_cluster.paths import current_bin_dir
 from omni_cluster.progress import say
 from omni_cluster.providers.base import ComponentStatus, UpRequest
+from omni_cluster.providers.local import fail_node
 from omni_cluster.state import exclusive, load_state
 
 app = typer.Typer(
@@ -99,6 +100,19 @@ def load(
     with _errors_for_people(), exclusive(name):
         state = load_state(name)
         providers.of(state).load(state, image, name_as)
+
+
+@app.command()
+def fail(
+    node: Annotated[str, typer.Argument(help="Node, e.g. n2.")],
+    name: Name = "omni",
+    how: Annotated[
+        str, typer.Option(help="stop: the machine is gone; cut: it runs on, but nothing reaches it.")
+    ] = "stop",
+) -> None:
+    """Make a node fail, to see what then happens (local provider). `up` brings it back."""
+    with _errors_for_people(), exclusive(name):
+        fail_node(load_state(name), node, how)
 
 
 @app.command()

@@ -131,6 +131,22 @@ class LocalProvider:
         load_into(stores, image, name_as)
 
 
+def fail_node(state: ClusterState, name: str, how: str) -> None:
+    """Take a node away (`stop`: every process of it; `cut`: its network). Raises InvalidArgument for what is not there."""
+    nodes = {node.name: node for node in _nodes(state)} if state.provider is ProviderName.LOCAL else {}
+    if name not in nodes:
+        known = ", ".join(nodes) or "none: the cluster is not local or has no nodes"
+        raise InvalidArgument("NODE", name, "is no node of our own", f"use one of {known}")
+    if how not in ("stop", "cut"):
+        raise InvalidArgument("--how", how, "is unknown", "use stop or cut")
+    node = nodes[name]
+    with step(f"{how} {name}"):
+        if how == "stop":
+            nodes_.stop_node(node, Supervisor(state.root))
+        else:
+            network.run("ip", "link", "set", node.addresses.veth(node.number), "down")
+
+
 def load_into(stores: dict[str, ImageStore], image: str, name_as: str | None) -> None:
     """Import an archive or a buildah image into every store that lacks it."""
     path = Path(image)

@@ -220,6 +220,16 @@ def test_a_killed_component_is_repaired(kubectl: Kubectl, web: Callable[[], None
     wait_until("the Service answers", HttpProbe(service(kubectl)[0], 80, "/").problem, seconds=30)
 
 
+@pytest.mark.parametrize("how", ["stop", "cut"])
+def test_a_failed_node_is_seen_as_such_and_comes_back(kubectl: Kubectl, web: Callable[[], None], how: str) -> None:
+    omni_cluster("fail", "--name", NAME, "n2", "--how", how)
+    node = ClusterNetwork(load_state(NAME).index).node_address(2)
+    assert HttpProbe(node, 10248, "/healthz").problem() is not None
+    up(NAME)
+    web()
+    assert _status(NAME) == 0
+
+
 def test_simulated_gpu_nodes_run_pods_that_ask_for_gpus(kubectl: Kubectl) -> None:
     up(NAME, "--kwok-nodes", "nvidia.com/gpu=2x8")
     pod = {
