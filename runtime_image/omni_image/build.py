@@ -171,7 +171,7 @@ def _build_tier(planned: ImagePlan, tier: Tier, engine: Engine, base: str | None
             context=context,
             target=tier.target,
             image=tier.image,
-            arguments={"BASE": lower},
+            arguments={planned.base_argument(tier): lower},
             final=tier is planned.tiers[-1],
             log=log,
         )

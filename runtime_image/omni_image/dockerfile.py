@@ -139,7 +139,7 @@ def base_is_an_argument(file: Dockerfile) -> Iterator[Finding]:
         if match := re.fullmatch(r"\$\{?(\w+)\}?", source):
             argument = declared.get(match[1])
             default = argument.value.partition("=")[2] if argument else ""
-            if not re.search(r":[^/]*\d|@sha256:", default):
+            if default not in stages and not re.search(r":[^/]*\d|@sha256:", default):
                 yield Finding(
                     "pinned-base",
                     item.line,

@@ -47,6 +47,8 @@ def test_stages_and_sources_are_those_of_the_plan(kind) -> None:
     file = dockerfile.parse((ROOT / kind.dockerfile).read_text())
     assert file.stages == kind.targets
     assert {item.value.split()[0] for item in file.of("COPY")} == set(kind.sources)
+    declared = {item.value for item in file.of("ARG")}
+    assert {f"{target.upper()}={target}" for target in kind.targets[:-1]} <= declared, "tiers can be given as images"
 
 
 def test_a_stage_knows_its_instructions_and_scripts() -> None:
