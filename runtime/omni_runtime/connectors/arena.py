@@ -72,15 +72,16 @@ class Allocator:
 def create_file(directory: str, length: int) -> int:
     """Descriptor of a nameless file of `length` bytes in `directory` (a tmpfs).
 
-    Raises OSError with a reason if the file system has less room: touching a page that does not exist would be a
-    SIGBUS later.
+    Raises OSError with a reason if the volume can never hold it. Room that is missing only now (engines still map the
+    arena of a sidecar that crashed) is met by `Arena.commit`: nobody touches a page that does not exist, which would
+    be a SIGBUS.
     """
-    room = os.statvfs(directory)
-    free = room.f_bavail * room.f_frsize
-    if free < length:
+    volume = os.statvfs(directory)
+    size = volume.f_blocks * volume.f_frsize
+    if size < length:
         raise OSError(
             errno.ENOSPC,
-            f"arena of {length} bytes does not fit into {directory}, which has {free} bytes free; enlarge the volume"
+            f"arena of {length} bytes does not fit into {directory}, a volume of {size} bytes; enlarge the volume"
             " (spec.stages[].sharedMemory) or lower --arena-bytes",
         )
     try:

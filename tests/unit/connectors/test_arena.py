@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_runtime.connectors.arena import PAGE, Allocator, Arena, SlabPool, create_file, largest_slab
@@ -17,6 +17,7 @@ from omni_runtime.connectors.wire import ProtocolError, Slab
 MIB = 1 << 20
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 400), st.integers(0, 30)), max_size=80))
 def test_allocator_never_overlaps_and_always_coalesces(steps: list[tuple[bool, int, int]]) -> None:
     allocator = Allocator(1000, 2000)

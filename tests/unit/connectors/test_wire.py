@@ -28,6 +28,7 @@ def decode_all(data: bytes) -> None:
             decode(data)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_random_bytes_never_crash(data: bytes) -> None:
     decode_all(data)
@@ -45,13 +46,13 @@ _values = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.integers(0, 40), st.lists(_values, max_size=12))
 def test_random_fields_never_crash(tag: int, fields: list[object]) -> None:
     decode_all(msgspec.msgpack.encode([tag, *fields]))
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_flipped_bytes_never_crash(data: st.DataObject) -> None:
     chunk = ChunkHeader(3, 2, True, 64, 1.5, (TensorSpec("rows", "float32", (4, 4), 0),), {"voice": "x", "n": (1, 2)})
@@ -126,7 +127,7 @@ def test_a_descriptor_is_small() -> None:
 _DTYPES = sorted(wire.DTYPE_BYTES)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(_DTYPES), st.lists(st.integers(0, 5), max_size=4)), max_size=6),
     st.dictionaries(
