@@ -26,10 +26,10 @@ from omni_runtime.orchestrator.admission import (
 )
 from omni_runtime.orchestrator.advance import advance
 from omni_runtime.orchestrator.calls import Call, RequestHandle
-from omni_runtime.orchestrator.messages import RequestMessage, build_submit, event_of
+from omni_runtime.orchestrator.messages import build_submit, event_of
 from omni_runtime.orchestrator.observer import Observer, SilentObserver
-from omni_runtime.orchestrator.pool import LivenessRules, LostReplica, Policy, Replica, StagePool, least_loaded
-from omni_runtime.orchestrator.registration import refusal_of
+from omni_runtime.orchestrator.pool import LivenessRules, LostReplica, Policy, least_loaded
+from omni_runtime.orchestrator.roster import Roster
 from omni_runtime.orchestrator.state import (
     AbortStage,
     Action,
@@ -66,7 +66,6 @@ log = get_logger(__name__)
 
 SETTLE_SECONDS = 10.0  # for stages to confirm an abort or an end
 TTFP_WINDOW = 256
-REFUSAL_LOG_SECONDS = 30.0  # a replica of another revision tries again and again
 
 
 @dataclass(slots=True, eq=False)
@@ -105,14 +104,12 @@ class Orchestrator:
         self._observer: Observer = observer or SilentObserver()
         self._settle_seconds = settle_seconds
         self._clock = clock
-        self._pools = {s.name: StagePool(s.name, self._liveness, policy) for s in plan.stages}
-        self._peers: dict[bytes, tuple[StageName, ReplicaId]] = {}
+        self._roster = Roster(plan, self._liveness, policy, self._observer)
         self._active: dict[RequestId, _Active] = {}
         self._queue: dict[RequestId, None] = {}  # ordered set of queued requests
         self._waiting_by_stage: dict[StageName, int] = {}
         self._ttfp: deque[float] = deque(maxlen=TTFP_WINDOW)
         self._recent_seconds = 1.0
-        self._refusals: dict[str, float] = {}
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -190,7 +187,7 @@ class Orchestrator:
 
     def status(self) -> OrchestratorStatus:
         counts = Counts(len(self._active) - len(self._queue), len(self._queue), self._waiting_by_stage, self._draining)
-        return observe_status(self.plan, self._pools, counts, self._ttfp_p95_ms(), self._clock())
+        return observe_status(self.plan, self._roster.pools, counts, self._ttfp_p95_ms(), self._clock())
 
     def _ttfp_p95_ms(self) -> float | None:
         if not self._ttfp:
@@ -214,12 +211,12 @@ class Orchestrator:
     def _carry_out(self, active: _Active, action: Action, now: float) -> None:
         match action:
             case SubmitStage(stage, replica):
-                submit = build_submit(self.plan, active.state, active.call, stage, self._hello_of, now)
+                submit = build_submit(self.plan, active.state, active.call, stage, self._roster.hello_of, now)
                 self._send_to(stage, replica, submit)
             case AbortStage(stage, replica, reason):
                 self._send_to(stage, replica, control.Abort(active.state.spec.request, reason))
             case ReleaseStage(stage, replica):
-                self._pools[stage].release(active.state.spec.request, replica)
+                self._roster.pools[stage].release(active.state.spec.request, replica)
             case Emit(stage, piece):
                 if isinstance(piece, AudioPiece):
                     self._note_audio(active, stage, piece, now)
@@ -275,9 +272,8 @@ class Orchestrator:
         """Bind and start every queued request that can start now."""
         if self._queue:
             now = self._clock()
-            free = {name: sum(r.free for r in pool.candidates(now)) for name, pool in self._pools.items()}
             specs = (self._active[r].state.spec for r in self._queue)
-            admitted, waiting = plan_admissions(specs, free)
+            admitted, waiting = plan_admissions(specs, self._roster.free(now))
             self._waiting_by_stage = dict(waiting)
             for request in admitted:
                 self._start(request, now)
@@ -287,22 +283,12 @@ class Orchestrator:
 
     def _start(self, request: RequestId, now: float) -> None:
         active = self._active[request]
-        bindings: list[tuple[StageName, ReplicaId]] = []
-        for stage in active.state.spec.stages:
-            replica = self._pools[stage].bind(request, now)
-            if replica is None:  # cannot happen while plan_admissions counts places; give back and wait
-                for name, bound in bindings:
-                    self._pools[name].release(request, bound)
-                return
-            bindings.append((stage, replica.id))
+        bindings = self._roster.bind(request, active.state.spec.stages, now)
+        if bindings is None:  # cannot happen while plan_admissions counts places; it waits on
+            return
         del self._queue[request]
         active.handle.replicas.update(bindings)
-        self._dispatch(request, Bound(tuple(bindings)))
-
-    def _hello_of(self, stage: StageName, replica: ReplicaId) -> control.Hello:
-        member = self._pools[stage].get(replica)
-        assert member is not None, "a replica that was bound in this very step is in its pool"
-        return member.hello
+        self._dispatch(request, Bound(bindings))
 
     def _note_queue(self) -> None:
         running = sum(a.state.phase is Phase.RUNNING for a in self._active.values())
@@ -311,72 +297,46 @@ class Orchestrator:
     # --- replicas
 
     def _take(self, peer: bytes, message: control.StageMessage) -> None:
+        now = self._clock()
         self._observer.message_received(type(message).__name__)
         if isinstance(message, control.Hello):
-            self._welcome(peer, message)
+            self._welcome(peer, message, now)
             return
-        member = self._peers.get(peer)
-        if member is None or self._pools[member[0]].get(member[1]) is None:
+        member = self._roster.member_of(peer)
+        if member is None:
             self._socket.send(peer, control.Refused("not registered; say hello first"))
-            return
-        self._from_replica(member[0], member[1], message)
-
-    def _welcome(self, peer: bytes, hello: control.Hello) -> None:
-        reason = refusal_of(hello, self.plan)
-        now = self._clock()
-        if reason is not None:
-            key = f"{hello.stage}/{hello.replica}"
-            if now - self._refusals.get(key, -REFUSAL_LOG_SECONDS) >= REFUSAL_LOG_SECONDS:
-                self._refusals = {k: t for k, t in self._refusals.items() if now - t < REFUSAL_LOG_SECONDS}
-                self._refusals[key] = now
-                log.warning("replica.refused", stage=hello.stage, replica=hello.replica, reason=reason)
-            self._observer.replica_refused(hello.stage if hello.stage in self._pools else "unknown")
-            self._socket.send(peer, control.Refused(reason))
-            return
-        pool = self._pools[hello.stage]
-        known = pool.get(hello.replica)
-        lost = pool.join(hello, peer, now)
-        if known is not None and known.peer != peer:
-            self._peers.pop(known.peer, None)
-        self._peers[peer] = (hello.stage, hello.replica)
-        if known is None or lost is not None:
-            log.info("replica.joined", stage=hello.stage, replica=hello.replica, capacity=hello.capacity)
-        self._socket.send(peer, control.Welcome(self.id, self._liveness.heartbeat_seconds))
-        if lost is not None:
-            self._fail_lost(lost)
-        self._note_replicas(hello.stage)
-        self._admit()
-
-    def _from_replica(
-        self, stage: StageName, replica: ReplicaId, message: control.Heartbeat | control.Leaving | RequestMessage
-    ) -> None:
-        now = self._clock()
-        pool = self._pools[stage]
-        if isinstance(message, control.Heartbeat):
-            before = len(pool.live(now))
-            pool.heartbeat(replica, message, now)
-            self._reconcile(stage, replica, message)
-            if len(pool.live(now)) != before:
-                self._note_replicas(stage)
+        elif isinstance(message, control.Heartbeat):
+            if self._roster.heartbeat(member, message, now):
                 self._admit()
+            self._reconcile(*member, message)
+        elif isinstance(message, control.Leaving):
+            self._roster.leave(member, message.reason, now)
+        else:
+            stage, replica = member
+            self._roster.pools[stage].heard(replica, now)
+            if isinstance(message, control.StageFailed) and message.code == UpstreamLost.code:
+                self._blame_upstream(RequestId(message.request), stage)
+            self._dispatch(RequestId(message.request), event_of(stage, replica, message))
+
+    def _welcome(self, peer: bytes, hello: control.Hello, now: float) -> None:
+        answer = self._roster.welcome(peer, hello, now)
+        if isinstance(answer, control.Refused):
+            self._socket.send(peer, answer)
             return
-        pool.heard(replica, now)
-        if isinstance(message, control.Leaving):
-            log.info("replica.leaving", stage=stage, replica=replica, reason=message.reason)
-            pool.leave(replica)
-            self._note_replicas(stage)
-            return
-        if isinstance(message, control.StageFailed) and message.code == UpstreamLost.code:
-            self._blame_upstream(RequestId(message.request), stage)
-        self._dispatch(RequestId(message.request), event_of(stage, replica, message))
+        self._socket.send(peer, control.Welcome(self.id, self._liveness.heartbeat_seconds))
+        if answer.lost is not None:
+            self._fail_lost(answer.lost)
+        self._admit()
 
     def _blame_upstream(self, request: RequestId, stage: StageName) -> None:
         """A consumer notices a dead producer before we do. If the producer is gone, the client hears of that replica,
         not of whoever waited for it."""
         active = self._active.get(request)
-        for source in [e.source for e in self.plan.edges if e.to == stage] if active is not None else []:
-            record = active.state.stages.get(source) if active is not None else None
-            member = self._pools[source].get(record.replica) if record is not None else None
+        if active is None:
+            return
+        for source in (e.source for e in self.plan.edges if e.to == stage):
+            record = active.state.stages.get(source)
+            member = self._roster.get(source, record.replica) if record is not None else None
             if member is not None:
                 self._send_to(source, member.id, control.Ping())
                 if member.unreachable_since is not None:
@@ -390,7 +350,7 @@ class Orchestrator:
             active = self._active.get(RequestId(request))
             if active is None or active.state.stages.get(stage) is None:
                 self._send_to(stage, replica, control.Abort(request, "unknown to this orchestrator"))
-        for lost in self._pools[stage].forgotten(replica, beat):
+        for lost in self._roster.pools[stage].forgotten(replica, beat):
             self._dispatch(lost, ReplicaGone(stage, replica, "no longer knows the request"))
 
     async def _tick(self) -> None:
@@ -400,21 +360,14 @@ class Orchestrator:
             await asyncio.sleep(interval)
             now = self._clock()
             stall, before = now - before - interval, now
-            for stage, pool in self._pools.items():
-                if stall > interval:  # we slept, not they: their heartbeats wait in our socket
-                    pool.excuse(stall)
-                for replica in tuple(pool.members):
-                    self._send_to(stage, replica.id, control.Ping())
-                for lost in pool.expire(now):
-                    self._fail_lost(lost)
-                self._note_replicas(stage)
-            self._peers = {p: m for p, m in self._peers.items() if self._knows(p, m)}
+            if stall > interval:  # we slept, not they: their heartbeats wait in our socket
+                self._roster.excuse(stall)
+            for stage, replica in self._roster.members():
+                self._send_to(stage, replica.id, control.Ping())
+            for lost in self._roster.expire(now):
+                self._fail_lost(lost)
             self._reject_unservable(now)
             self._admit()
-
-    def _knows(self, peer: bytes, member: tuple[StageName, ReplicaId]) -> bool:
-        replica = self._pools[member[0]].get(member[1])
-        return replica is not None and replica.peer == peer
 
     def _reject_unservable(self, now: float) -> None:
         for request in tuple(self._queue):
@@ -422,30 +375,18 @@ class Orchestrator:
             waited = now - state.queued_at
             if waited < self._admission.unavailable_grace_seconds:
                 continue
-            missing = missing_stages(state.spec.stages, lambda s: len(self._pools[s].live(now)))
+            missing = missing_stages(state.spec.stages, lambda s: len(self._roster.pools[s].live(now)))
             if missing:
                 self._dispatch(request, Rejected(unavailable(self.plan.pipeline, missing, waited)))
 
     def _fail_lost(self, lost: LostReplica) -> None:
         """Only the requests that were bound to it fail; others go on."""
-        level = log.warning if lost.requests else log.info
-        level("replica.lost", stage=lost.stage, replica=lost.replica, reason=lost.reason, requests=len(lost.requests))
-        self._observer.replica_lost(lost.stage)
         for request in lost.requests:
             self._dispatch(request, ReplicaGone(lost.stage, lost.replica, lost.reason))
-
-    def _note_replicas(self, stage: StageName) -> None:
-        pool = self._pools[stage]
-        self._observer.replicas_changed(stage, len(pool.live(self._clock())), len(tuple(pool.members)))
 
     # --- sending
 
     def _send_to(self, stage: StageName, replica: ReplicaId, message: control.OrchestratorMessage) -> None:
-        member = self._pools[stage].get(replica)
+        member = self._roster.get(stage, replica)
         if member is not None and not self._socket.send(member.peer, message):
-            self._unreachable(stage, member)
-
-    def _unreachable(self, stage: StageName, member: Replica) -> None:
-        if member.unreachable_since is None:
-            log.info("replica.unreachable", stage=stage, replica=member.id)
-        self._pools[stage].unreachable(member.id, self._clock())
+            self._roster.unreachable(stage, member, self._clock())
