@@ -15,7 +15,7 @@ from omni_operator.observe import observe
 from omni_operator.observed import Key
 from omni_operator.plan import plan_pipeline
 from omni_operator.plan.model import Outcome
-from omni_operator.status import write_status
+from omni_operator.status import announce, write_status
 from omni_operator.ttfp import EntryStatusReader
 
 # A child that is being deleted by somebody: its DELETED event may come from a kind whose watch is cut.
@@ -58,6 +58,7 @@ async def reconcile(key: Key, cluster: Cluster, clock: Clock) -> Requeue:
         await cluster.guard.check()
     observed = await observe(key, cluster.kube, cluster.ttfp)
     plan = plan_pipeline(observed, now=clock(), default_profile=cluster.default_profile)
+    observed = await announce(observed, plan, cluster.kube, cluster.fence, clock())
     interruption: KubeError | None = None
     try:
         outcome = await apply_plan(observed, plan, cluster.kube, cluster.fence, cluster.keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
 from omni_crds.v1alpha1.pipeline import PipelineStatus
@@ -10,13 +11,38 @@ from omni_crds.v1alpha1.stage import OmniStageStatus
 from omni_operator.errors import NotFound
 from omni_operator.kinds import PIPELINE, STAGE
 from omni_operator.kube import KubeApi
-from omni_operator.observed import Observed
+from omni_operator.observed import Live, Observed
 from omni_operator.plan.model import Note, Outcome, Plan
 from omni_operator.plan.stage_status import plan_stage_statuses
 from omni_operator.plan.status import live_status_differs, plan_status
 
 PIPELINE_FIELDS = tuple(f.alias or name for name, f in PipelineStatus.model_fields.items())
 STAGE_FIELDS = tuple(f.alias or name for name, f in OmniStageStatus.model_fields.items())
+
+
+async def announce(observed: Observed, plan: Plan, kube: KubeApi, fence: Callable[[], None], now: datetime) -> Observed:
+    """Before the first child of a new pipeline is made: an object without a status looks finished to kstatus.
+
+    Returns the observation with the version that this write made.
+    """
+    live = observed.pipeline_live
+    if live is None or live.status or plan.violations:
+        return observed  # with violations nothing is made, and the one status write follows at once
+    planned = plan_status(observed, plan, Outcome(), now)
+    if planned is None:
+        return observed
+    fence()
+    try:
+        body = await kube.patch_status(
+            PIPELINE,
+            observed.key.namespace,
+            live.name,
+            resource_version=live.resource_version,
+            status=planned.status,
+        )
+    except NotFound:
+        return observed
+    return replace(observed, pipeline_live=Live(PIPELINE, body))
 
 
 async def write_status(

@@ -29,6 +29,14 @@ async def test_first_pass_says_that_work_is_going_on() -> None:
     assert world.truth("Ready") in ("Unknown", "False")
     assert world.truth("Reconciling") == "True"
     assert world.truth("Stalled") is None
+    assert world.kube.writes[0] == ("patch_status", "omnipipelines", "p"), "before any child"
+
+
+async def test_bad_spec_is_an_event_too() -> None:
+    world = World()
+    world.apply(topology="nonsense")
+    await world.reconcile()
+    assert world.events() == ["InvalidSpec"]
 
 
 async def test_converges_to_ready_with_every_child() -> None:
