@@ -112,10 +112,20 @@ def _documents(path: Path) -> Iterator[_Document]:
             raise _one(
                 where, type(content).__name__, "not a Kubernetes object", "write a mapping with apiVersion and kind"
             )
-        kind, version = str(content.get("kind", "")), str(content.get("apiVersion", ""))
-        if kind in ("OmniPipeline", "OmniRuntimeProfile") and version != API_VERSION:
-            raise _one(f"{where}: apiVersion", version, "not a version that this program reads", f"use {API_VERSION}")
-        yield _Document(where, kind, content)
+        items = content.get("items")
+        if str(content.get("kind", "")).endswith("List") and isinstance(items, list):  # kubectl get -o yaml
+            for index, item in enumerate(items):
+                if isinstance(item, dict):
+                    yield _document(f"{where}, item {index}", item)
+        else:
+            yield _document(where, content)
+
+
+def _document(where: str, content: dict[Any, Any]) -> _Document:
+    kind, version = str(content.get("kind", "")), str(content.get("apiVersion", ""))
+    if kind in ("OmniPipeline", "OmniRuntimeProfile") and version != API_VERSION:
+        raise _one(f"{where}: apiVersion", version, "not a version that this program reads", f"use {API_VERSION}")
+    return _Document(where, kind, content)
 
 
 def _parse(document: _Document, model: type[Model]) -> Model:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_operator.rbac import RULES
@@ -272,6 +273,21 @@ def test_wrong_values_are_refused_by_name(option: str, says: str) -> None:
     result = template("--set", option, check=False)
     assert result.returncode != 0
     assert says in result.stderr
+
+
+def test_the_images_of_a_checkout_are_values_of_the_chart(tmp_path: Path) -> None:
+    """What `omni image values` prints is what the demo gives to helm."""
+    from omni_image.cli import app
+
+    printed = CliRunner().invoke(app, ["values"])
+    assert printed.exit_code == 0, printed.output
+    (tmp_path / "values.yaml").write_text(printed.output)
+    objects = rendered("--values", str(tmp_path / "values.yaml"))
+    images = json.loads(printed.output)["images"]
+    (deployment,) = of_kind(objects, "Deployment")
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == images["operator"]
+    cpu = next(p for p in of_kind(objects, "OmniRuntimeProfile") if p["metadata"]["name"] == "cpu")
+    assert cpu["spec"]["images"] == {"runtime": images["cpu"], "pullPolicy": "IfNotPresent"}
 
 
 def test_every_value_has_a_schema_and_every_schema_a_value() -> None:

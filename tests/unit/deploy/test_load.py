@@ -84,5 +84,7 @@ spec: {vendor: cpu, images: {runtime: x}, deviceClasses: [{name: cpu, memory: 1G
 """
     path = written(tmp_path, text.replace("NAME", "a") + "---" + text.replace("NAME", "b"))
     assert sorted(load_profiles(path)) == ["a", "b"]
+    indented = text.strip().replace("NAME", "c").replace("\n", "\n  ")
+    assert sorted(load_profiles(written(tmp_path, f"apiVersion: v1\nkind: List\nitems:\n- {indented}"))) == ["c"]
     with pytest.raises(InvalidPipeline, match="no OmniRuntimeProfile"):
         load_profiles(written(tmp_path, GOOD))
