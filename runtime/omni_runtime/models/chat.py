@@ -63,7 +63,9 @@ class Qwen3OmniChat:
         meta: dict[str, object] = {}
         if audio:
             media["audio"] = [(samples, SAMPLE_RATE) for samples in audio]
-            meta["audio_lengths"] = [self._mel_frames(samples) for samples in audio]
+            extractor = self._processor.feature_extractor
+            hop, limit = int(extractor.hop_length), int(extractor.n_samples)
+            meta["audio_lengths"] = mel_frames([min(len(samples), limit) for samples in audio], hop)
         if images:
             media["image"] = images
             grid = self._processor.image_processor(images=images, return_tensors="np")["image_grid_thw"]
@@ -86,9 +88,12 @@ class Qwen3OmniChat:
             case kind:
                 raise InvalidRequest(f"{where}.type: {kind!r} is not supported; use text, input_audio or image_url")
 
-    def _mel_frames(self, samples: Any) -> int:
-        extractor = self._processor.feature_extractor
-        return int(min(len(samples), extractor.n_samples)) // int(extractor.hop_length)
+
+def mel_frames(samples: Sequence[int], hop: int) -> list[int]:
+    """Feature frames of each clip of one request, as the feature extractor's mask counts them: it pads all clips to
+    the longest, keeps a frame that starts inside the clip, and drops a last incomplete one."""
+    most = max(samples, default=0) // hop
+    return [min(-(-n // hop), most) for n in samples]
 
 
 def chat_family(topology: str, model_path: str) -> ChatFamily:

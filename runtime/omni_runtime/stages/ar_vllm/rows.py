@@ -97,13 +97,14 @@ class RowAssembler:
         return max(0, (self.expected_rows or 0) - self._rows)
 
     def take(self) -> Payload | None:
-        """What can leave now: rows whose token id is known, one payload; the last one is `finished`.
+        """What can leave now, one payload; the last one is `finished`.
 
-        A step that vLLM ran beyond the end of the answer (asynchronous scheduling) gives rows that nobody wants.
+        The newest token's row stays until another token follows: a step that vLLM ran beyond the end of the answer
+        (asynchronous scheduling) gives a row for the last token, too, and nobody wants that one.
         """
         if self._closed or self.prompt_tokens < 0:
             return None
-        end = min(self._rows, len(self.token_ids) if self.expected_rows is None else self.expected_rows)
+        end = min(self._rows, len(self.token_ids) - 1)
         complete = self.expected_rows is not None and end == self.expected_rows
         if end == self._sent and not complete:
             return None

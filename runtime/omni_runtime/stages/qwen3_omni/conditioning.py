@@ -7,6 +7,7 @@ padding instead would change the speech.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,22 @@ class Prefill:
     embeds: torch.Tensor
     positions: torch.Tensor
     delta: int
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """What the positions of a prompt with media depend on; from the first payload of the edge."""
+
+    image_grid_thw: tuple[int, ...] = ()  # three numbers an image
+    audio_lengths: tuple[int, ...] = ()  # feature frames of each clip
+
+    @classmethod
+    def from_meta(cls, meta: Mapping[str, object]) -> Media:
+        return cls(_numbers(meta.get("image_grid_thw")), _numbers(meta.get("audio_lengths")))
+
+
+def _numbers(value: object) -> tuple[int, ...]:
+    return tuple(int(v) for v in value) if isinstance(value, list | tuple) else ()
 
 
 class TalkerFrontend:
@@ -55,24 +72,24 @@ class TalkerFrontend:
         return self.talker.text_projection(embed)  # type: ignore[no-any-return]
 
     def build_prefill(
-        self, ids: torch.Tensor, embed: torch.Tensor, hidden: torch.Tensor, prompt: int, speaker: int, grid: Any
+        self, ids: torch.Tensor, embed: torch.Tensor, hidden: torch.Tensor, prompt: int, speaker: int, media: Media
     ) -> Prefill:
         """ids int64 [rows]; embed, hidden [rows, thinker hidden]; rows = prompt + 1: the first text row is there."""
         config = self.config
         thinker = config.thinker_config
         starts = torch.nonzero(ids[:prompt] == config.im_start_token_id).flatten().tolist()
         answer = self._answer_start(ids, starts, prompt)
-        media = torch.isin(
+        is_media = torch.isin(
             ids[:prompt],
             torch.tensor([thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id], device=self.device),
         )
         keep = self._user_mask(ids, starts, prompt)
         rows = self.text_rows(embed[:prompt])
-        if bool(media.any()):
-            rows = torch.where(media[:, None], self.talker.hidden_projection(hidden[:prompt]), rows)
+        if bool(is_media.any()):
+            rows = torch.where(is_media[:, None], self.talker.hidden_projection(hidden[:prompt]), rows)
         embeds = torch.cat([rows[keep], self._answer_rows(embed[answer : answer + OPENING_ROWS + 1], speaker)])
         padding = torch.full((embeds.shape[0] - int(keep.sum()),), config.tts_pad_token_id, device=self.device)
-        positions, delta = self._positions(torch.cat([ids[:prompt][keep], padding]), grid)
+        positions, delta = self._positions(torch.cat([ids[:prompt][keep], padding]), media)
         return Prefill(embeds, positions, delta)
 
     def _answer_start(self, ids: torch.Tensor, starts: list[int], prompt: int) -> int:
@@ -96,12 +113,16 @@ class TalkerFrontend:
         silence = torch.zeros_like(words[:OPENING_ROWS])
         return words + torch.cat([silence, self._codec_opening, voice, self._codec_closing])
 
-    def _positions(self, ids: torch.Tensor, grid: Any) -> tuple[torch.Tensor, int]:
+    def _positions(self, ids: torch.Tensor, media: Media) -> tuple[torch.Tensor, int]:
         """Linear for text and audio; with images, the 3-D positions of the model (they change the codes)."""
-        if grid is None:
+        if not media.image_grid_thw:
             return torch.arange(ids.shape[0], device=self.device).expand(3, -1), 0
+        grid = torch.tensor(media.image_grid_thw, device=self.device).reshape(-1, 3)
+        audio = torch.tensor(media.audio_lengths, device=self.device) if media.audio_lengths else None
         mask = torch.ones_like(ids)[None]
-        positions, delta = self.talker.get_rope_index(ids[None], image_grid_thw=grid, attention_mask=mask)
+        positions, delta = self.talker.get_rope_index(
+            ids[None], image_grid_thw=grid, attention_mask=mask, audio_seqlens=audio
+        )
         return positions[:, 0].to(torch.long), int(delta.reshape(-1)[0])
 
 
@@ -116,7 +137,7 @@ class Conditioning:
         self._hidden: list[torch.Tensor] = []
         self._rows = 0
         self._prompt = 0
-        self._grid: torch.Tensor | None = None
+        self._media = Media()
         self._text: list[torch.Tensor] | None = None  # projected rows of the answer, from its second token on
         self.finished = False
 
@@ -126,9 +147,7 @@ class Conditioning:
             raise EngineError(f"thinker rows {self._rows} to {payload.start} are missing")
         if "prompt_tokens" in payload.meta:
             self._prompt = int(str(payload.meta["prompt_tokens"]))
-            grid = payload.meta.get("image_grid_thw")
-            if isinstance(grid, list | tuple) and grid:
-                self._grid = torch.tensor(grid, device=self._frontend.device).reshape(-1, 3)
+            self._media = Media.from_meta(payload.meta)
         self._rows += payload.rows
         self.finished = self.finished or payload.finished
         if payload.rows == 0:
@@ -162,7 +181,7 @@ class Conditioning:
         ids, embed, hidden = torch.cat(self._ids), torch.cat(self._embed), torch.cat(self._hidden)
         first_text = self._prompt + 1
         prefill = self._frontend.build_prefill(
-            ids, embed[:first_text], hidden[:first_text], self._prompt, self._speaker, self._grid
+            ids, embed[:first_text], hidden[:first_text], self._prompt, self._speaker, self._media
         )
         later = embed[first_text:]
         self._text = list(self._frontend.text_rows(later).unbind()) if later.shape[0] else []
