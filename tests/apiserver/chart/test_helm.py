@@ -13,6 +13,8 @@ from omni_cluster import control_plane
 from tests.apiserver.kube import Kube, Refused
 from tests.unit.chart.render import CHART, helm, rendered
 
+pytestmark = pytest.mark.timeout(400)  # starts a control plane, and asks it hundreds of questions
+
 Helm = Callable[..., str]
 
 

@@ -14,6 +14,8 @@ from omni_operator.rbac import RULES
 from tests.apiserver.kube import Kube, Object
 from tests.unit.chart.render import is_hook, rendered
 
+pytestmark = pytest.mark.timeout(400)  # starts a control plane, and asks it hundreds of questions
+
 NAMESPACE = "omni-system"
 OPERATOR = f"system:serviceaccount:{NAMESPACE}:omni-operator"
 CRD_HOOK = f"system:serviceaccount:{NAMESPACE}:omni-operator-crds"

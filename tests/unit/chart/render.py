@@ -17,7 +17,7 @@ CHART = Path(__file__).resolve().parents[3] / "charts" / "omni-operator"
 Object = dict[str, Any]
 
 
-class UniqueKeys(yaml.SafeLoader):
+class UniqueKeys(yaml.CSafeLoader):  # the CRDs are long, and the pure loader takes seconds for them
     """A key that stands twice is an error; Flux refuses such a manifest and kubectl takes the last one (T21)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
