@@ -36,6 +36,7 @@ from omni_runtime.topology.registry import TOPOLOGIES
 log = logs.get_logger(__name__)
 
 KEEP_ALIVE_SECONDS = 75
+GRACE_SECONDS = 5  # after the drain: for connections that are still open
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -104,6 +105,7 @@ async def serve(options: argparse.Namespace) -> int:
             access_log=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             server_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
         )
         server = _Server(config)
         listener = socket.create_server(

@@ -10,7 +10,7 @@ from omni_runtime.serving.request_ids import RequestIds
 
 
 def build_app(context: ServingContext) -> FastAPI:
-    app = FastAPI(title="omni", version=context.version, docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="omni", version=context.version, docs_url=None, redoc_url=None)
     app.state.context = context
     app.add_middleware(RequestIds)
     errors.install(app)

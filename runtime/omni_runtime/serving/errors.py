@@ -11,10 +11,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from omni_runtime.errors import FieldError, InvalidRequest, OmniError
-from omni_runtime.logs import get_logger
 from omni_runtime.orchestrator.admission import Overloaded
-
-log = get_logger(__name__)
 
 
 class UnknownModel(OmniError):
@@ -104,10 +101,5 @@ def install(app: FastAPI) -> None:
             headers=dict(error.headers or {}),
         )
 
-    async def on_bug(request: Request, error: Exception) -> Response:
-        log.exception("request.bug", path=request.url.path)
-        return error_response(OmniError("internal error; the entry's log has the details under this request's id"))
-
     app.add_exception_handler(OmniError, on_omni_error)
     app.add_exception_handler(HTTPException, on_http)
-    app.add_exception_handler(Exception, on_bug)

@@ -9,10 +9,14 @@ import re
 import uuid
 from typing import TYPE_CHECKING
 
-from omni_runtime.logs import request_context
+from omni_runtime.errors import OmniError
+from omni_runtime.logs import get_logger, request_context
+from omni_runtime.serving.errors import error_response
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+log = get_logger(__name__)
 
 _HARMLESS = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 
@@ -38,10 +42,21 @@ class RequestIds:
         request_id = request_id_of(header.decode("latin-1") if header is not None else None)
         scope.setdefault("state", {})["request_id"] = request_id
 
+        started = False
+
         async def send_with_id(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
             await send(message)
 
         with request_context(request_id):
-            await self._app(scope, receive, send_with_id)
+            try:
+                await self._app(scope, receive, send_with_id)
+            except Exception:  # a bug: the client learns where to look, not what is inside
+                if started:
+                    raise
+                log.exception("request.bug", path=scope["path"])
+                answer = error_response(OmniError(f"internal error; the entry's log has it under request {request_id}"))
+                await answer(scope, receive, send_with_id)

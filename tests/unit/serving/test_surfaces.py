@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.orchestrator.conftest import eventually
@@ -81,6 +82,17 @@ async def test_series_exist_before_any_traffic(server: Server) -> None:
     text = (await server.http.get("/metrics")).text
     for name in ("requests_success_total", "requests_failed_total", "stage_waiting_requests", "e2e_request_latency_s"):
         assert f"vllm_omni:{name}" in text
+
+
+async def test_a_bug_is_told_by_request_id_only(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(server.orchestrator, "submit", broken)
+    response = await server.chat()
+    assert response.status_code == 500
+    assert response.headers["x-request-id"] in response.json()["error"]["message"]
+    assert "secret" not in response.text
 
 
 def test_entry_imports_no_tensor_library() -> None:
