@@ -129,9 +129,7 @@ class Channels:
             self._authenticator = None
         self._context.destroy(linger=0)
 
-    def serve(
-        self, kind: int, endpoint: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES
-    ) -> zmq.asyncio.Socket:
+    def serve(self, kind: int, endpoint: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> zmq.asyncio.Socket:
         """A bound socket that lets in only the pipeline's clients. Port 0 (`tcp://host:0`) picks a free one.
 
         A ROUTER reports a vanished peer (EHOSTUNREACH) instead of dropping what is sent to it.
@@ -148,9 +146,7 @@ class Channels:
         socket.bind(endpoint)
         return socket
 
-    def dial(
-        self, kind: int, endpoint: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES
-    ) -> zmq.asyncio.Socket:
+    def dial(self, kind: int, endpoint: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> zmq.asyncio.Socket:
         """A connecting socket that trusts only the pipeline's servers. It reconnects by itself."""
         socket = self._socket(kind, max_message_bytes)
         socket.curve_serverkey = self._keys.server_public
