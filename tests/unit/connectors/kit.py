@@ -147,7 +147,7 @@ async def a_failure(client: SidecarEdgeClient, deadline_s: float = 30) -> EdgeFa
     return event
 
 
-async def until(condition: Callable[[], bool], deadline_s: float = 10) -> None:
+async def until(condition: Callable[[], bool], deadline_s: float = 30) -> None:
     async with asyncio.timeout(deadline_s):
         while not condition():  # noqa: ASYNC110 - whatever changes it has no event to set
             await asyncio.sleep(0.005)

@@ -61,7 +61,7 @@ class Pod:
         lines = (await self.get("/metrics")).text.splitlines()
         return float(next(line for line in lines if line.startswith(name + " ")).split()[1])
 
-    async def until_gauge(self, name: str, value: float, deadline_s: float = 15) -> None:
+    async def until_gauge(self, name: str, value: float, deadline_s: float = 40) -> None:
         async with asyncio.timeout(deadline_s):
             while await self.gauge(name) != value:  # noqa: ASYNC110 - the state of another process
                 await asyncio.sleep(0.05)
@@ -114,16 +114,25 @@ class Engine:
     producer: Producer | None
 
 
-async def start_sidecar(site: Site, domain: str, arena_bytes: int = 16 * MIB, http_port: int = 0) -> Pod:
-    http_port = http_port or free_port()
+async def start_sidecar(site: Site, domain: str, *, grace_s: float = 60) -> Pod:
+    http_port = free_port()
     began = time.monotonic()
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "omni_runtime.connectors.sidecar"),
         *("--plan", str(site.root / "plan.json"), "--curve", str(site.root / "curve")),
-        *("--ipc-dir", str(site.root / domain), "--shm-dir", str(site.shm), "--arena-bytes", str(arena_bytes)),
+        *("--ipc-dir", str(site.root / domain), "--shm-dir", str(site.shm), "--arena-bytes", str(16 * MIB)),
         *("--advertise-host", "127.0.0.1", "--domain", domain, "--data-port", str(free_port())),
-        *("--http-port", str(http_port), "--http-host", "127.0.0.1", "--data-host", "127.0.0.1"),
+        *(
+            "--grace-seconds",
+            str(grace_s),
+            "--http-port",
+            str(http_port),
+            "--http-host",
+            "127.0.0.1",
+            "--data-host",
+            "127.0.0.1",
+        ),
         env=ENVIRONMENT,
         stderr=asyncio.subprocess.DEVNULL,
     )
@@ -141,8 +150,8 @@ async def start_sidecar(site: Site, domain: str, arena_bytes: int = 16 * MIB, ht
 
 
 @asynccontextmanager
-async def a_pod(site: Site, domain: str = "pod-a", arena_bytes: int = 16 * MIB) -> AsyncIterator[Pod]:
-    pod = await start_sidecar(site, domain, arena_bytes)
+async def a_pod(site: Site, domain: str = "pod-a", *, grace_s: float = 60) -> AsyncIterator[Pod]:
+    pod = await start_sidecar(site, domain, grace_s=grace_s)
     try:
         yield pod
     finally:
@@ -177,7 +186,7 @@ async def test_a_killed_producer_is_told_to_the_consumer(site: Site, mode: str) 
         began = time.monotonic()
         failed = await a_failure(down)
         assert failed.code == "UpstreamLost"
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 6, "told by the kernel or the transport, not by a missed heartbeat"
         assert got[2].payload.tensors["rows"].tobytes() == some_bytes(200_000, 2).tobytes()  # type: ignore[union-attr]
         del got
         await first.nothing_left()
@@ -193,7 +202,7 @@ async def test_a_killed_consumer_frees_what_it_held(site: Site, mode: str) -> No
         assert await second.gauge("omni:connector_arena_used_bytes") == 600_000
         down.process.kill()
         with pytest.raises(StreamClosed, match="gone"):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(40):
                 while True:
                     await up.put("r", EDGE, rows(some_bytes(100), start=9))
         await first.nothing_left()
@@ -224,7 +233,7 @@ async def test_a_killed_sidecar_fails_its_streams_and_is_found_again(site: Site)
         kept = await a_chunk(down)
         pod.process.kill()
         await pod.process.wait()
-        failed = await a_failure(down, 5)
+        failed = await a_failure(down)
         assert (failed.code, "sidecar is gone" in failed.message) == ("UpstreamLost", True)
         with pytest.raises(UpstreamLost, match="sidecar is gone"):
             await up.put("r", EDGE, rows(some_bytes(10), start=1))
@@ -247,10 +256,10 @@ async def test_a_killed_sidecar_of_one_pod(site: Site, victim: str) -> None:
             await up.put("r", EDGE, rows(some_bytes(200_000)))
             await a_chunk(down)
             (first if victim == "producer's" else second).process.kill()
-            assert (await a_failure(down, 5)).code == "UpstreamLost"
+            assert (await a_failure(down)).code == "UpstreamLost"
             if victim == "consumer's":
                 with pytest.raises(StreamClosed, match="gone"):
-                    async with asyncio.timeout(20):
+                    async with asyncio.timeout(40):
                         while True:
                             await up.put("r", EDGE, rows(some_bytes(100), start=9))
                             await asyncio.sleep(0.01)
@@ -264,22 +273,22 @@ async def test_sigterm_drains_and_leaves_nothing(site: Site) -> None:
             upstream = producer(up)
             await up.put("r", EDGE, rows(some_bytes(3 * MIB), finished=True))
             first.process.terminate()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while (await first.get("/ready")).status_code != 503:  # noqa: ASYNC110 - another process
                     await asyncio.sleep(0.01)
             assert (await first.get("/livez")).status_code == 200
         await down.open("r", upstream)
         chunk = await a_chunk(down)
         assert chunk.payload.tensors["rows"].tobytes() == some_bytes(3 * MIB).tobytes()
-        assert await asyncio.wait_for(first.process.wait(), 10) == 0
+        assert await asyncio.wait_for(first.process.wait(), 30) == 0
         assert not (first.ipc_dir / SOCKET_NAME).exists()
         assert list(site.shm.iterdir()) == []
 
 
 async def test_a_drain_ends_at_its_deadline(site: Site) -> None:
-    async with a_pod(site) as pod, pod.engine("thinker-0"):
+    async with a_pod(site, grace_s=0.5) as pod, pod.engine("thinker-0"):
         pod.process.terminate()
-        assert await asyncio.wait_for(pod.process.wait(), 5 + 5) == 0  # the plan's drain timeout is 5 s
+        assert await asyncio.wait_for(pod.process.wait(), 30) == 0
 
 
 async def test_it_is_small(site: Site) -> None:
