@@ -165,13 +165,15 @@ def _build_tier(planned: ImagePlan, tier: Tier, engine: Engine, base: str | None
                 shutil.copytree(models_dir(), context / part, copy_function=_link_or_copy, ignore=_hidden)
             else:
                 _copy_sources(root / part, context / part)
+        path = context / kind.dockerfile
+        path.write_text(dockerfile.single_stage(dockerfile.parse(path.read_text()), tier.target))
         lower = base if base is not None and tier is planned.tiers[0] else tier.base
         build = Build(
-            dockerfile=context / kind.dockerfile,
+            dockerfile=path,
             context=context,
             target=tier.target,
             image=tier.image,
-            arguments={planned.base_argument(tier): lower},
+            arguments={"BASE": lower},
             final=tier is planned.tiers[-1],
             log=log,
         )

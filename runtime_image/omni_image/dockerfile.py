@@ -82,6 +82,12 @@ def parse(text: str) -> Dockerfile:
     return Dockerfile(tuple(instructions))
 
 
+def single_stage(file: Dockerfile, name: str) -> str:
+    """A Dockerfile of one stage, on top of whatever image BASE names: builds a tier without running those below it."""
+    _, *rest = file.stage(name)
+    return "\n".join(["ARG BASE", f"FROM ${{BASE}} AS {name}", *(f"{item.word} {item.value}" for item in rest)]) + "\n"
+
+
 def context_files(instructions: Iterable[Instruction]) -> tuple[str, ...]:
     """Files of the build context that RUN instructions use through their bind mount at /context."""
     words = (word for item in instructions if item.word == "RUN" for word in item.value.split())
@@ -139,7 +145,7 @@ def base_is_an_argument(file: Dockerfile) -> Iterator[Finding]:
         if match := re.fullmatch(r"\$\{?(\w+)\}?", source):
             argument = declared.get(match[1])
             default = argument.value.partition("=")[2] if argument else ""
-            if default not in stages and not re.search(r":[^/]*\d|@sha256:", default):
+            if not re.search(r":[^/]*\d|@sha256:", default):
                 yield Finding(
                     "pinned-base",
                     item.line,

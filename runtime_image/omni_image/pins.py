@@ -6,6 +6,7 @@ and no resolver runs when an image is built.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 from collections.abc import Callable, Iterable, Iterator
 
@@ -25,6 +26,7 @@ class UnpinnedPackage(Exception):
         )
 
 
+@functools.cache
 def installed(name: str) -> tuple[str, tuple[str, ...]] | None:
     """The running interpreter's packages as a Lookup."""
     try:

@@ -93,11 +93,6 @@ class ImagePlan:
     def image(self) -> str:
         return self.tiers[-1].image
 
-    def base_argument(self, tier: Tier) -> str:
-        """Build argument that takes the tier below: the Dockerfile names it by the stage that it replaces."""
-        below = self.tiers.index(tier) - 1
-        return "BASE" if below < 0 else self.tiers[below].target.upper()
-
 
 def combine(*parts: str) -> str:
     """One digest of several; the separator keeps ("ab", "c") and ("a", "bc") apart."""

@@ -47,12 +47,6 @@ def test_tiers_stand_on_each_other() -> None:
     assert [tier.base for tier in plan.tiers] == [plan.debian, *(tier.image for tier in plan.tiers[:-1])]
 
 
-def test_a_tier_replaces_the_stage_below_it() -> None:
-    """Otherwise every edit would run the stages of the packages again, only to find that there is nothing to do."""
-    plan = plan_image(CPU, DIGESTS)
-    assert [plan.base_argument(tier) for tier in plan.tiers] == ["BASE", "ENVIRONMENT", "MODELS"]
-
-
 def test_work_starts_above_the_highest_tier_that_exists() -> None:
     plan = plan_image(CPU, DIGESTS)
     environment, models, application = plan.tiers
