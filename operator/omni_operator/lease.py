@@ -24,12 +24,16 @@ from omni_operator.kube import KubeApi
 
 @dataclass(frozen=True, slots=True)
 class LeaseTiming:
-    """Seconds. request < retry-worth of renew_deadline < duration, or two could lead at once."""
+    """Seconds. request + retry < renew_deadline < duration, or two could lead at once.
 
-    duration: float = 15.0
-    renew_deadline: float = 10.0
-    retry: float = 3.0
-    request: float = 3.0
+    Longer than usual: the API server of a small node that loads a model answers late, and a deposed operator restarts.
+    A clean end hands over at once; only the loss of a node waits for `duration`.
+    """
+
+    duration: float = 30.0
+    renew_deadline: float = 22.0
+    retry: float = 4.0
+    request: float = 8.0
 
     def __post_init__(self) -> None:
         if not self.request + self.retry < self.renew_deadline < self.duration:

@@ -20,6 +20,7 @@ from omni_operator.kinds import (
     SERVICE_ACCOUNT,
     STAGE,
 )
+from omni_operator.names import pipeline_label
 from tests.apiserver.operator.harness import STAGES, Site
 
 pytestmark = pytest.mark.timeout(400)
@@ -233,8 +234,8 @@ async def test_names_of_253_characters_and_dots(site: Site) -> None:
     """T4, T5."""
     for name in ("a" * 253, "v1.5.model", "0day", "a-b.c"):
         site.apply(name)
-        await site.reconcile(name)
-        await site.reconcile(name)
+        label = pipeline_label(name)
+        await site.converge(name, until=lambda name=name, label=label: len(site.all(DEPLOYMENT, label)) == 4)
         assert site.truth("Stalled", name) is None, site.status(name)
         assert site.status(name)["planConfigMap"]
 
@@ -265,9 +266,12 @@ async def test_crash_after_every_write(site: Site) -> None:
             await site.reconcile(name)
         site.api.before_write = lambda: None
         site.restart_operator()
-        await site.reconcile(name)
-        found = {key.replace(f"/{name}", "/p", 1) for key in site.everything(name)}
-        assert _without_revision(found) == _without_revision(reference), f"killed after write {k}"
+
+        def same(name: str = name) -> bool:
+            found = {key.replace(f"/{name}", "/p", 1) for key in site.everything(name)}
+            return _without_revision(found) == _without_revision(reference)
+
+        await site.converge(name, until=same)
 
 
 async def test_pod_security_restricted_accepts_the_pods(site: Site) -> None:

@@ -102,7 +102,7 @@ async def test_cut_off_leader_steps_down_before_another_may_lead() -> None:
     kube.get = get  # type: ignore[method-assign]
     cut["one"] = True
     led: list[tuple[bool, bool]] = []
-    for _ in range(40):
+    for _ in range(60):
         if not first.task.done():
             await first.tick(1)
         else:
