@@ -20,7 +20,8 @@ from tests.unit.stages.qwen3_reference import Expected, Reference, tiny_model_pa
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-GREEDY = {"talker_temperature": 0.0, "talker_max_tokens": 40}
+MAX_CODES = 14
+GREEDY = {"talker_temperature": 0.0, "talker_max_tokens": MAX_CODES}
 REQUESTS = 24
 
 
@@ -36,13 +37,14 @@ def a_prompt(k: int) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def expected(reference: Reference) -> list[Expected]:
     return [
-        reference.generate(reference.inputs(a_prompt(k)), max_text=4 + k % 9, max_codes=40) for k in range(REQUESTS)
+        reference.generate(reference.inputs(a_prompt(k)), max_text=4 + k % 9, max_codes=MAX_CODES)
+        for k in range(REQUESTS)
     ]
 
 
 def an_engine(slots: int, **engine_args: str) -> Qwen3OmniTalkerEngine:
     args = {"talker": {"dtype": "float32", "max_frames": "64", "max_prefill_rows": "256", **engine_args}}
-    plan = a_plan("qwen3_omni_moe", engine_args=args, concurrency=slots)
+    plan = a_plan("qwen3_omni_moe", engine_args=args, concurrency=slots, chunk=(4, 5, 28))
     engine = Qwen3OmniTalkerEngine(a_context(plan, "talker", tiny_model_path()))
     engine.load()
     return engine
@@ -108,7 +110,7 @@ def test_the_edge_carries_the_same_codes_in_order(engine: Qwen3OmniTalkerEngine,
     outputs = drain(engine)
     assert isinstance(outputs[0], Started)
     payloads = [o.payload for o in outputs if isinstance(o, EdgeOut)]
-    assert [p.rows for p in payloads][:2] == [4, 25]
+    assert [p.rows for p in payloads][:2] == [4, 5]
     assert [p.start for p in payloads] == list(np.cumsum([0] + [p.rows for p in payloads[:-1]]))
     assert payloads[-1].finished
     assert np.array_equal(np.concatenate([p.tensors["codes"] for p in payloads if p.rows]), want.codes)
@@ -116,7 +118,8 @@ def test_the_edge_carries_the_same_codes_in_order(engine: Qwen3OmniTalkerEngine,
 
 def test_a_shift_of_one_row_is_noticed(reference: Reference, expected: list[Expected]) -> None:
     shifted = [
-        reference.generate(reference.inputs(a_prompt(k)), max_text=4 + k % 9, max_codes=40, shift=1) for k in range(4)
+        reference.generate(reference.inputs(a_prompt(k)), max_text=4 + k % 9, max_codes=MAX_CODES, shift=1)
+        for k in range(4)
     ]
     assert all(not same(s.codes, e) for s, e in zip(shifted, expected, strict=False))
 
@@ -141,7 +144,7 @@ def test_late_text_stalls_the_row_and_changes_nothing(engine: Qwen3OmniTalkerEng
 
 
 def test_one_token_answer_is_silence(engine: Qwen3OmniTalkerEngine, reference: Reference) -> None:
-    want = reference.generate(reference.inputs(a_prompt(0)), max_text=1, max_codes=40)
+    want = reference.generate(reference.inputs(a_prompt(0)), max_text=1, max_codes=MAX_CODES)
     assert len(want.text_ids) == 1
     start(engine, "one")
     for payload in want.payloads(sizes=1):
@@ -171,7 +174,7 @@ def test_audio_and_image_prompts(engine: Qwen3OmniTalkerEngine, reference: Refer
     for kind, media in content.items():
         messages = [{"role": "user", "content": [{"type": kind}, {"type": "text", "text": "what is it"}]}]
         inputs = reference.inputs(messages, **media)
-        want = reference.generate(inputs, max_text=10, max_codes=40)
+        want = reference.generate(inputs, max_text=10, max_codes=MAX_CODES)
         grid = inputs["image_grid_thw"].reshape(-1).tolist() if "image_grid_thw" in inputs else None
         start(engine, kind)
         for payload in want.payloads(sizes=3, grid=grid):
