@@ -52,7 +52,7 @@ def test_cpu_image_has_the_engine_and_no_developer_tools() -> None:
 def test_every_package_of_an_image_is_pinned() -> None:
     lines = (line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
     constraints = {line for line in lines if line}
-    for extra in ("operator", "runtime", "cpu", "demo", "dev"):
+    for extra in ("operator", "runtime", "cpu", "cluster", "demo", "dev"):
         assert set(pins_of(extra)) <= constraints, extra
 
 
