@@ -29,7 +29,7 @@ from omni_operator.reconcile import Cluster, Requeue, reconcile
 from tests.apiserver.kube import MERGE, Refused
 from tests.apiserver.kube import Kube as TestKube
 
-WAIT_SECONDS = 120.0  # a deadline, not a pause: a busy machine may need it
+WAIT_SECONDS = 240.0  # a deadline, not a pause: a busy machine may need it
 PROFILE_NAME = "operator-test"
 STAGES = ("thinker", "talker", "code2wav")
 

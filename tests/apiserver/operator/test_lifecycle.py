@@ -23,7 +23,7 @@ from omni_operator.kinds import (
 from omni_operator.names import pipeline_label
 from tests.apiserver.operator.harness import STAGES, Site
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 _OTHERS = (DISRUPTION_BUDGET, NETWORK_POLICY, SERVICE_ACCOUNT)
 
 

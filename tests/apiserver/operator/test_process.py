@@ -10,7 +10,7 @@ from omni_operator.kinds import DEPLOYMENT, LEASE, PIPELINE, POD, SERVICE, STAGE
 from tests.apiserver.kube import Refused
 from tests.apiserver.operator.harness import Site, eventually, operator_process
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 
 async def test_a_pipeline_from_apply_to_delete(site: Site, kubeconfig: Path, tmp_path: Path) -> None:
