@@ -171,7 +171,7 @@ class Counters:
 def measure(api: Api, count: int, log: Path) -> dict[str, float]:
     figures: dict[str, float] = {"pipelines": count}
     with operator(log, "--workers", "16") as (process, address):
-        _wait(lambda: _leads(address), "the operator leads", 60)
+        _wait(lambda: _leads(address), "the operator leads", 300)
         started = time.monotonic()
         for number in range(count):
             api.apply(PIPELINE, NAMESPACE, pipeline(number))
@@ -188,6 +188,7 @@ def measure(api: Api, count: int, log: Path) -> dict[str, float]:
         _wait(lambda: _ready(api) == count, "all Ready again", DEADLINE_SECONDS)
         _quiet(address)
     with operator(log, "--workers", "16", "--resync-seconds", "3") as (_, address):
+        _wait(lambda: _leads(address), "the operator leads again", 300)
         # The first pass after a start tries every CURVE Secret once; what follows must be silent.
         _wait(lambda: Counters.read(address).reconciles >= 2 * count, "the first pass", DEADLINE_SECONDS)
         _quiet(address)
