@@ -16,7 +16,6 @@ import pytest
 
 from omni_runtime.cli.kubectl import SYSTEM_NAMESPACE, Kube, StepFailed, install_operator, omni, tools
 
-
 T = TypeVar("T")
 
 
@@ -32,14 +31,14 @@ def kube() -> Kube:
     return cluster
 
 
-@pytest.fixture()
+@pytest.fixture
 def namespace(kube: Kube) -> Iterator[str]:
     """A fresh namespace under the restricted Pod Security Standard; deleted, and waited for, at the end."""
     with fresh_namespace(kube) as name:
         yield name
 
 
-class fresh_namespace:  # noqa: N801 - a context manager that reads as a verb
+class fresh_namespace:
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
         self.name = f"e2e-{uuid.uuid4().hex[:8]}"

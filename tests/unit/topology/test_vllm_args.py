@@ -39,5 +39,11 @@ def test_flags_that_have_another_place_exist_too(vllm_args: dict[str, Any]) -> N
     ours = {"download_dir", "tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization", "max_num_seqs"}
     refused = {name for name, _ in ENGINES[EngineKind.AR_VLLM].refused}
     assert ours <= refused & set(vllm_args)
-    for name in ("data_parallel_size", "enable_expert_parallel", "worker_extension_cls", "trust_remote_code", "kv_transfer_config"):
+    for name in (
+        "data_parallel_size",
+        "enable_expert_parallel",
+        "worker_extension_cls",
+        "trust_remote_code",
+        "kv_transfer_config",
+    ):
         assert name in refused & set(vllm_args)
