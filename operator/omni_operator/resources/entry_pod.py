@@ -39,7 +39,7 @@ def build_entry_pod(scope: Scope, plan: ResolvedPlan) -> JsonObject:
             {"name": "control", "containerPort": ENTRY_CONTROL_PORT},
         ],
         "startupProbe": http_probe("/livez", ENTRY_HTTP_PORT, period=1, failures=120),
-        "livenessProbe": http_probe("/livez", ENTRY_HTTP_PORT, period=10, failures=6, timeout=5),
+        "livenessProbe": http_probe("/livez", ENTRY_HTTP_PORT, period=10, failures=6, timeout=10),
         # Ready only while every stage has a live replica (T69).
         "readinessProbe": http_probe("/ready", ENTRY_HTTP_PORT, period=2, failures=2),
         "lifecycle": {"preStop": {"sleep": {"seconds": DEREGISTER_SECONDS}}},

@@ -43,7 +43,7 @@ def environment(values: Mapping[str, str]) -> list[JsonObject]:
     return downward + [{"name": k, "value": v} for k, v in values.items() if k not in DOWNWARD]
 
 
-def http_probe(path: str, port: int, *, period: int, failures: int, timeout: int = 2) -> JsonObject:
+def http_probe(path: str, port: int, *, period: int, failures: int, timeout: int = 5) -> JsonObject:
     return {
         "httpGet": {"path": path, "port": port},
         "periodSeconds": period,

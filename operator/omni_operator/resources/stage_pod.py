@@ -122,7 +122,7 @@ def _sidecar(plan: ResolvedPlan, group: Sequence[StagePlan]) -> JsonObject:
             {"name": "connector-http", "containerPort": SIDECAR_HTTP_PORT},
         ],
         "startupProbe": http_probe("/ready", SIDECAR_HTTP_PORT, period=1, failures=60),
-        "livenessProbe": http_probe("/livez", SIDECAR_HTTP_PORT, period=10, failures=6),
+        "livenessProbe": http_probe("/livez", SIDECAR_HTTP_PORT, period=10, failures=6, timeout=10),
         # Pages of the arena count for whoever touches them first: sidecar or engine, so both limits cover it.
         "resources": {"requests": {"cpu": SIDECAR_CPU, "memory": memory}, "limits": {"memory": memory}},
         "securityContext": container_security(),
@@ -161,7 +161,7 @@ def _engine(scope: Scope, plan: ResolvedPlan, group: Sequence[StagePlan], index:
         "startupProbe": http_probe(
             "/livez", port, period=period, failures=max(1, stage.startup_timeout_seconds // period)
         ),
-        "livenessProbe": http_probe("/livez", port, period=10, failures=6, timeout=5),
+        "livenessProbe": http_probe("/livez", port, period=10, failures=6, timeout=10),
         "readinessProbe": http_probe("/ready", port, period=period, failures=3),
         "resources": _engine_resources(group, stage),
         "securityContext": container_security(),

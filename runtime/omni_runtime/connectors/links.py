@@ -247,6 +247,7 @@ class PeerLink:
         self._numbers: dict[Port, int] = {}
         self._born = self._heard = self._pinged = time.monotonic()
         self._established = False
+        self._session: int | None = None  # what the other side calls this link
         self._closed = False
         self._socket = owner.channels.dial(zmq.DEALER, endpoint, max_message_bytes=MAX_MESSAGE_BYTES)
         self._monitor = self._socket.get_monitor_socket(
@@ -311,6 +312,7 @@ class PeerLink:
             raise ProtocolError(f"{len(frames)} frames")
         message = wire.decode_from_producer(frames[0])
         if isinstance(message, wire.Pong):
+            self._on_pong(message.session)
             return
         stream = self._streams.get(message.stream)
         if stream is None:
@@ -324,6 +326,13 @@ class PeerLink:
             self._owner.accept(stream, message, frames[1] if len(frames) == 2 else b"")
         except ProtocolError as error:
             self.broken(stream, error)
+
+    def _on_pong(self, session: int) -> None:
+        """Another session than before: the producer's sidecar had given this link up, and knows its streams no more."""
+        if self._session is None:
+            self._session = session
+        elif session != self._session:
+            self.close(f"{self.endpoint} had heard nothing from here for {SILENCE_SECONDS:g} s and gave the link up")
 
     async def _watch(self) -> None:
         """The transport reports the loss of a connection at once; heartbeats only find silent ones."""

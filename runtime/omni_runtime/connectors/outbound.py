@@ -26,7 +26,7 @@ from omni_runtime.protocol.channels import Channels, bound_port
 log = get_logger(__name__)
 
 PING_SECONDS: Final = 2.0
-SILENCE_SECONDS: Final = 8.0  # a peer from which nothing came for so long is gone
+SILENCE_SECONDS: Final = 20.0  # a peer from which nothing came for so long is gone; a busy node may stall for seconds
 MAX_PEERS: Final = 1024
 MAX_MESSAGE_BYTES: Final = wire.MAX_BODY_BYTES
 _BURST = 16  # fragments in one turn of the loop
@@ -106,7 +106,7 @@ class PeerSession:
                 self._forget(number)
                 hub.apply(hub.table.cancel(Port(self.session, number), reason))
             case wire.Ping():
-                self._listener.send(self, wire.Pong())
+                self._listener.send(self, wire.Pong(self.session))
 
     def lost(self, reason: str) -> None:
         for number in list(self._streams):

@@ -153,7 +153,9 @@ class Ping(_Message, frozen=True, tag=7):
 
 
 class Pong(_Message, frozen=True, tag=8):
-    pass
+    """`session`: what a producer's sidecar calls the link; another number than before means that it had given it up."""
+
+    session: int = 0
 
 
 class Open(_Message, frozen=True, tag=9):

@@ -49,7 +49,7 @@ class Replica:
 class LivenessRules:
     heartbeat_seconds: float = 1.0
     suspect_seconds: float = 3.0  # of silence
-    lost_seconds: float = 12.0  # of silence: a busy host may stall a healthy process for seconds
+    lost_seconds: float = 20.0  # of silence: a busy host may stall a healthy process for seconds
     unreachable_seconds: float = 2.0  # of a closed connection: a dead process, or one that has not dialled again
 
     def state_of(self, replica: Replica, now: Instant) -> ReplicaState:

@@ -349,6 +349,21 @@ async def test_a_dead_sidecar_of_another_pod_is_told_at_once(site: Site) -> None
         await until(lambda: near.arena_used == 0 and len(near.sidecar.links) == 0)
 
 
+async def test_a_link_that_the_producers_side_gave_up_fails_at_once(site: Site) -> None:
+    """A consumer's sidecar that was only slow is alive, but its streams are gone: it must not wait for ever (R5)."""
+    async with a_pair(site, "two pods") as pair:
+        await pair.down.open("r", producer(pair.up))
+        await pair.up.put("r", EDGE, rows(some_bytes(1000)))
+        await a_chunk(pair.down)
+        listener = pair.hosts[0].sidecar.listener
+        for identity in list(listener._peers):
+            listener._drop(identity, "nothing heard")
+        failed = [e async for e in _until_failure(pair.down)][-1]
+        assert failed.code == "UpstreamLost"
+        assert "gave the link up" in failed.message
+        await pair.nothing_left()
+
+
 async def test_an_unreachable_pod_fails_with_its_address(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni_runtime.connectors.links.CONNECT_SECONDS", 0.5)
     async with a_pair(site, "same pod") as pair:
