@@ -34,6 +34,8 @@ class Reason(StrEnum):
 
     ALL_STAGES_READY = "AllStagesReady"
     STAGES_NOT_READY = "StagesNotReady"
+    REPLICAS_READY = "ReplicasReady"
+    REPLICAS_NOT_READY = "ReplicasNotReady"
     STAGE_DOWN = "StageDown"
     ENTRY_NOT_READY = "EntryNotReady"
     SERVING = "Serving"

@@ -44,9 +44,11 @@ def _own_status(
     generation = live.live.generation
     verdicts: list[tuple[ConditionType, Verdict]] = []
     if group.complete:
-        verdicts.append((ConditionType.READY, Verdict(TRUE, Reason.ALL_STAGES_READY, f"{group.updated_ready} ready")))
+        zero = Verdict(TRUE, Reason.SCALED_TO_ZERO, "no replica is wanted")
+        some = Verdict(TRUE, Reason.REPLICAS_READY, group.detail)
+        verdicts.append((ConditionType.READY, some if group.wanted else zero))
     else:
-        reason = group.problem.reason if group.problem else Reason.STAGES_NOT_READY
+        reason = group.problem.reason if group.problem else Reason.REPLICAS_NOT_READY
         verdicts.append((ConditionType.READY, Verdict(FALSE, reason, group.detail)))
         verdicts.append((ConditionType.RECONCILING, Verdict(TRUE, Reason.PROGRESSING, group.detail)))
     verdicts.append((ConditionType.SCALING_READY, _scaling(plan, stage, live, group)))
