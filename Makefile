@@ -17,6 +17,8 @@ STAMP := $(VENV)/.ready
 RUN := $(VENV)/bin/python
 OMNI := $(VENV)/bin/omni
 PYTEST := $(RUN) -m pytest
+# Inherited, it would make every process that a test starts compile this project's modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 # `make test ARGS="-k scale"`
 ARGS ?=
 

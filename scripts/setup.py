@@ -37,6 +37,8 @@ TOOLS = {
 }
 #: Compiled tools, linked.
 BINARIES = ("ruff",)
+#: Written into an environment once its packages are compiled to bytecode.
+COMPILED = ".bytecode"
 
 
 class SetupError(Exception):
@@ -186,6 +188,26 @@ def ensure_environment(cache: Path, root: Path = ROOT) -> Path:
     return environment
 
 
+def ensure_bytecode(environment: Path) -> None:
+    """Compiles the packages once, also in an environment that an older setup made.
+
+    Without it the first import of torch and vLLM takes minutes, and every import does where
+    PYTHONDONTWRITEBYTECODE is set. A stopped run is continued: compileall skips what is up to date.
+    """
+    marker = environment / COMPILED
+    if marker.exists():
+        return
+    packages = site_packages(environment)
+    with step("bytecode of the packages"):
+        compiler = [str(environment / "bin" / "python"), "-m", "compileall", "-qq", "-j", "0"]
+        compiler += ["-x", rf"{re.escape(str(packages))}/.*/tests?/", str(packages)]
+        # 1 means that a file does not compile: packages ship templates and code for other versions of Python.
+        done = subprocess.run(compiler, stdin=subprocess.DEVNULL, check=False)
+        if done.returncode not in (0, 1):
+            raise SetupError(f"`{' '.join(compiler)}` ended with {done.returncode}; its output is above")
+    marker.touch()
+
+
 def remove_abandoned(environment: Path) -> None:
     """Deletes what a setup that was stopped half-way left; the lock says that nobody builds it now."""
     for left in environment.parent.glob(f"{environment.name}.tmp-*"):
@@ -277,6 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with lock(cache / "setup.lock"):
             environment = ensure_environment(cache)
+            ensure_bytecode(environment)
         with step("this checkout's .venv"):
             build_checkout_venv(environment)
     except SetupError as error:
