@@ -19,6 +19,8 @@ def environment(context: EngineContext, threads: int, *, tapped: bool) -> dict[s
         # Binding threads to cores would put every engine of a small node onto the same ones.
         values["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         values["OMP_NUM_THREADS"] = str(threads)
+        # A thread that spins at a barrier takes the cores from the talker and the connectors of the same small node.
+        values["OMP_WAIT_POLICY"] = "PASSIVE"
     if tapped:
         values["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the tap reads the V1 runner's batch
     return values
