@@ -46,22 +46,22 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def bare_kube(kubeconfig: Path) -> Kube:
-    """Before our CRDs."""
+def installer(kubeconfig: Path) -> Kube:
+    """Installs our CRDs and does nothing else, so that its warnings are about them."""
     return Kube(kubeconfig)
 
 
 @pytest.fixture(scope="session")
-def installed_crds(bare_kube: Kube) -> tuple[Object, ...]:
+def installed_crds(installer: Kube) -> tuple[Object, ...]:
     """What the API server stored. Installed by server-side apply, which needs no annotation of the whole object (T57)."""
-    crds = [bare_kube.apply(crd, manager="omni-crds") for crd in build_crds()]
-    return tuple(_established(bare_kube, crd) for crd in crds)
+    crds = [installer.apply(crd, manager="omni-crds") for crd in build_crds()]
+    return tuple(_established(installer, crd) for crd in crds)
 
 
 @pytest.fixture(scope="session")
-def kube(bare_kube: Kube, installed_crds: tuple[Object, ...]) -> Kube:
+def kube(kubeconfig: Path, installed_crds: tuple[Object, ...]) -> Kube:
     """The small client, with the CRDs in place."""
-    return bare_kube
+    return Kube(kubeconfig)
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from omni_operator.kinds import DEPLOYMENT, LEASE, PIPELINE, POD, SERVICE, STAGE
+from omni_operator.kinds import DEPLOYMENT, DISRUPTION_BUDGET, LEASE, PIPELINE, POD, SERVICE, STAGE
 from tests.apiserver.kube import Refused
 from tests.apiserver.operator.harness import Site, eventually, operator_process
 
@@ -53,7 +54,7 @@ async def test_restart_takes_over_and_changes_nothing(site: Site, kubeconfig: Pa
         site.apply()
         await eventually(lambda: site.truth("Ready") == "True", "Ready", site=site)
         site.scale("talker", 2)
-        await eventually(lambda: _settled(site), "settled", site=site)
+        await _at_rest(site)
     before = site.everything()
     pipeline = site.get(PIPELINE, "p")["metadata"]["resourceVersion"]
     with operator_process(kubeconfig, site.namespace, log, "--resync-seconds", "1"):
@@ -95,6 +96,33 @@ async def test_bad_pipeline_does_not_stop_the_others(site: Site, kubeconfig: Pat
         await eventually(lambda: bool(site.all(DEPLOYMENT, "bad")), "and recovers")
         assert process.poll() is None
     assert "Traceback" not in log.read_text()
+
+
+async def _at_rest(site: Site) -> None:
+    """Nobody has anything left to write, neither the operator nor the controllers of Kubernetes."""
+    await eventually(lambda: _settled(site) and _controllers_done(site), "settled", site=site)
+    seen, since = site.everything(), time.monotonic()
+
+    def unchanged() -> bool:
+        nonlocal seen, since
+        if (now := site.everything()) != seen:
+            seen, since = now, time.monotonic()
+        return time.monotonic() - since > 2
+
+    await eventually(unchanged, "nothing changes any more", site=site)
+
+
+def _controllers_done(site: Site) -> bool:
+    """The status of each Deployment and PodDisruptionBudget tells of its present spec and pods."""
+    deployments, budgets = site.all(DEPLOYMENT).values(), site.all(DISRUPTION_BUDGET).values()
+    if any(b["status"].get("observedGeneration") != b["metadata"]["generation"] for b in (*deployments, *budgets)):
+        return False
+    complete = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}
+    return all(b["status"]["currentHealthy"] == b["status"]["expectedPods"] for b in budgets) and all(
+        d["status"].get("readyReplicas") == d["spec"]["replicas"]
+        and any(complete.items() <= c.items() for c in d["status"]["conditions"])
+        for d in deployments
+    )
 
 
 def _settled(site: Site) -> bool:
