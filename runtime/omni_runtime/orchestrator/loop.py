@@ -338,7 +338,7 @@ class Orchestrator:
             record = active.state.stages.get(source)
             member = self._roster.get(source, record.replica) if record is not None else None
             if member is not None:
-                self._send_to(source, member.id, control.Ping())
+                self._send_to(source, member.id, self._roster.last_ping())
                 if member.unreachable_since is not None:
                     self._dispatch(request, ReplicaGone(source, member.id, "closed its connection"))
 
@@ -362,8 +362,9 @@ class Orchestrator:
             stall, before = now - before - interval, now
             if stall > interval:  # we slept, not they: their heartbeats wait in our socket
                 self._roster.excuse(stall)
+            ping = self._roster.next_ping()
             for stage, replica in self._roster.members():
-                self._send_to(stage, replica.id, control.Ping())
+                self._send_to(stage, replica.id, ping)
             for lost in self._roster.expire(now):
                 self._fail_lost(lost)
             self._reject_unservable(now)

@@ -24,6 +24,12 @@ class ReplicaState(StrEnum):
 
 
 @dataclass(slots=True)
+class Binding:
+    pinged: int  # number of the last Ping before the Submit
+    misses: int = 0  # heartbeats in a row that should know the request and do not
+
+
+@dataclass(slots=True)
 class Replica:
     hello: Hello
     peer: bytes  # routing id of its connection
@@ -33,7 +39,7 @@ class Replica:
     unreachable_since: Instant | None = None  # its connection is closed
     unhealthy: str = ""
     load: StageLoad = field(default_factory=StageLoad)
-    bound: dict[RequestId, int] = field(default_factory=dict)  # request -> heartbeats in a row that do not know it
+    bound: dict[RequestId, Binding] = field(default_factory=dict)
     served: int = 0
 
     @property
@@ -102,6 +108,7 @@ class StagePool:
         self._policy = policy
         self._replicas: dict[ReplicaId, Replica] = {}
         self._turn = 0
+        self._pinged = 0
 
     # --- membership
 
@@ -132,15 +139,23 @@ class StagePool:
     def forgotten(self, replica: ReplicaId, beat: Heartbeat) -> tuple[RequestId, ...]:
         """Requests that are bound to the replica, but that it does not know: a terminal message was lost (R6).
 
-        One heartbeat proves nothing, because the Submit may have been on its way; FORGOTTEN_BEATS in a row do.
+        A heartbeat says something about a request only if it answers a Ping that was sent after the Submit: on a busy
+        host a Submit may be on its way for longer than any number of heartbeats takes.
         """
         member = self._replicas.get(replica)
         if member is None or beat.requests is None:
             return ()
         held = set(beat.requests)
-        for request, misses in member.bound.items():
-            member.bound[request] = 0 if request in held else misses + 1
-        return tuple(r for r, misses in member.bound.items() if misses >= FORGOTTEN_BEATS)
+        for request, binding in member.bound.items():
+            if request in held:
+                binding.misses = 0
+            elif beat.answers > binding.pinged:
+                binding.misses += 1
+        return tuple(r for r, binding in member.bound.items() if binding.misses >= FORGOTTEN_BEATS)
+
+    def pinged(self, number: int) -> None:
+        """Every replica is being sent the Ping of this number; they only grow."""
+        self._pinged = number
 
     def heard(self, replica: ReplicaId, now: Instant) -> None:
         member = self._replicas.get(replica)
@@ -195,7 +210,7 @@ class StagePool:
                 return member
         chosen = self.choose(now)
         if chosen is not None:
-            chosen.bound[request] = 0
+            chosen.bound[request] = Binding(self._pinged)
             chosen.served += 1
             self._turn += 1
         return chosen

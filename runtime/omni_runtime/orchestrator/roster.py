@@ -37,6 +37,7 @@ class Roster:
         self.pools = {s.name: StagePool(s.name, rules, policy) for s in plan.stages}
         self._peers: dict[bytes, Member] = {}
         self._refusals: dict[str, Instant] = {}
+        self._pings = 0
 
     # --- membership
 
@@ -71,6 +72,17 @@ class Roster:
         if changed:
             self.note(stage, now)
         return changed
+
+    def next_ping(self) -> control.Ping:
+        """For all replicas."""
+        self._pings += 1
+        for pool in self.pools.values():
+            pool.pinged(self._pings)
+        return control.Ping(self._pings)
+
+    def last_ping(self) -> control.Ping:
+        """For one replica out of turn: a new number would speak for the others as well."""
+        return control.Ping(self._pings)
 
     def leave(self, member: Member, reason: str, now: Instant) -> None:
         stage, replica = member

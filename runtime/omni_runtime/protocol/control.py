@@ -42,6 +42,8 @@ class Heartbeat(_Message, frozen=True, tag="hb"):
     detail: str = ""
     requests: tuple[str, ...] | None = None
     """The requests of this orchestrator that the replica holds; None: not told. Each side drops what the other lost."""
+    answers: int = 0
+    """Number of the last Ping that was read: what `requests` says holds for every Submit that was sent before it."""
 
 
 class Leaving(_Message, frozen=True, tag="leaving"):
@@ -156,6 +158,8 @@ class Abort(_Message, frozen=True, tag="abort"):
 
 class Ping(_Message, frozen=True, tag="ping"):
     """Also the sign of life of an orchestrator: a replica that hears nothing dials again."""
+
+    number: int = 0
 
 
 OrchestratorMessage = Welcome | Refused | Submit | Abort | Ping

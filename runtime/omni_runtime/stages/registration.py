@@ -67,6 +67,7 @@ class Link:
         self._heartbeat_seconds = HELLO_SECONDS
         self._heard_at = 0.0
         self._refusal = ""
+        self._pinged = 0
         self._leaving = False
         self._task = asyncio.create_task(self._run(), name=f"link {endpoint}")
 
@@ -135,6 +136,7 @@ class Link:
             case control.Welcome(orchestrator=name, heartbeat_seconds=seconds):
                 if self.orchestrator != name:
                     self._forget()  # another process at this address: what the old one asked for is over
+                    self._pinged = 0
                     log.info("orchestrator.welcome", endpoint=self.endpoint, orchestrator=name)
                 self.orchestrator, self._heartbeat_seconds, self._refusal = name, seconds, ""
                 if self._leaving:
@@ -144,8 +146,8 @@ class Link:
                 if reason != self._refusal:  # it is repeated with every Hello; one line is enough
                     log.error("orchestrator.refused", endpoint=self.endpoint, reason=reason)
                 self._refusal = reason
-            case control.Ping():
-                pass
+            case control.Ping(number=number):
+                self._pinged = number
             case _:
                 if self.orchestrator is not None:
                     self._events.message(message, self.orchestrator)
@@ -157,7 +159,7 @@ class Link:
                 self.send(self._hello)
                 next_hello = now() + (HELLO_SECONDS if self.orchestrator is None else REFRESH_SECONDS)
             if self.orchestrator is not None:
-                self.send(self._events.load(self.orchestrator))
+                self.send(msgspec.structs.replace(self._events.load(self.orchestrator), answers=self._pinged))
             await asyncio.sleep(self._heartbeat_seconds)
 
 

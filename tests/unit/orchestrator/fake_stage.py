@@ -97,6 +97,7 @@ class FakeStage:
         self._socket: zmq.asyncio.Socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._pinged = 0
 
     async def __aenter__(self) -> FakeStage:
         await self.connect()
@@ -148,7 +149,8 @@ class FakeStage:
             await asyncio.sleep(0.05)
             if self.welcomed.is_set() and not self.silent:
                 held = tuple(r for r in self._running) if self.reports_requests else None
-                await self.send(control.Heartbeat(control.StageLoad(running=len(self._running)), requests=held))
+                load = control.StageLoad(running=len(self._running))
+                await self.send(control.Heartbeat(load, requests=held, answers=self._pinged))
 
     async def _receive(self) -> None:
         assert self._socket is not None
@@ -171,8 +173,8 @@ class FakeStage:
                     if self.answers_aborts:
                         await self.send(control.Aborted(request))
                     self.aborted.set()
-                case control.Ping():
-                    pass
+                case control.Ping(number=number):
+                    self._pinged = number
 
     async def _serve(self, request: str) -> None:
         script = self.script or SCRIPTS[self.stage]()

@@ -180,7 +180,18 @@ def test_a_request_is_forgotten_after_three_beats_without_it() -> None:
     """R6; a Submit that was still on its way must not look like a loss."""
     pool = a_pool("a")
     bind(pool, "r")
-    without, with_it = Heartbeat(StageLoad(), requests=()), Heartbeat(StageLoad(), requests=("r",))
+    without = Heartbeat(StageLoad(), requests=(), answers=1)
+    with_it = Heartbeat(StageLoad(), requests=("r",), answers=1)
     assert [pool.forgotten("a", b) for b in (without, without, with_it, without, without)] == [()] * 5
     assert pool.forgotten("a", without) == ("r",)
     assert pool.forgotten("a", Heartbeat(StageLoad())) == ()
+
+
+def test_heartbeats_that_were_sent_before_the_submit_was_read_say_nothing() -> None:
+    """R6: on a busy host any number of them may overtake the Submit."""
+    pool = a_pool("a")
+    pool.pinged(7)
+    bind(pool, "r")
+    earlier, later = (Heartbeat(StageLoad(), requests=(), answers=n) for n in (7, 8))
+    assert [pool.forgotten("a", b) for b in (earlier,) * 5 + (later,) * 2] == [()] * 7
+    assert pool.forgotten("a", later) == ("r",)
