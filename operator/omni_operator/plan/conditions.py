@@ -6,7 +6,7 @@ wakes every watcher. Reconciling and Stalled exist only while true (kstatus).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -45,6 +45,8 @@ TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionSta
 def pipeline_conditions(facts: Facts, generation: int, now: datetime) -> tuple[Condition, ...]:
     """In the order in which a person reads them. lastTransitionTime is `now`; merging keeps the old one."""
     stalled = stall(facts)
+    if stalled is not None and facts.plan.resolved is None:
+        return tuple(make_condition(kind, verdict, generation, now) for kind, verdict in nothing_runs(stalled))
     verdicts: list[tuple[ConditionType, Verdict | None]] = [
         (ConditionType.READY, ready(facts, stalled)),
         (ConditionType.SERVING, serving(facts)),
@@ -56,6 +58,17 @@ def pipeline_conditions(facts: Facts, generation: int, now: datetime) -> tuple[C
         (ConditionType.SCALING_READY, scaling(facts)),
     ]
     return tuple(make_condition(kind, verdict, generation, now) for kind, verdict in verdicts if verdict is not None)
+
+
+def nothing_runs(stalled: Verdict) -> Iterator[tuple[ConditionType, Verdict]]:
+    """No revision was ever made: the other aspects do not wait for anything, so they must not sound as if they did."""
+    nothing = "nothing runs: see Ready"
+    yield ConditionType.READY, Verdict(FALSE, stalled.reason, stalled.message)
+    yield ConditionType.SERVING, Verdict(FALSE, stalled.reason, nothing)
+    yield ConditionType.UPDATED, Verdict(FALSE, stalled.reason, nothing)
+    yield ConditionType.STALLED, stalled
+    for kind in (ConditionType.PLACEMENT_FEASIBLE, ConditionType.CONNECTORS_READY, ConditionType.SCALING_READY):
+        yield kind, Verdict(UNKNOWN, stalled.reason, nothing)
 
 
 def make_condition(kind: ConditionType, verdict: Verdict, generation: int, now: datetime) -> Condition:
@@ -115,7 +128,8 @@ def serving(facts: Facts) -> Verdict:
         zero = [name for name in facts.down if name in by_leader and by_leader[name].wanted == 0]
         if zero:
             return Verdict(FALSE, Reason.SCALED_TO_ZERO, f"scaled to zero: {', '.join(zero)}")
-        parts = [f"{name} ({by_leader[name].detail})" if name in by_leader else name for name in facts.down]
+        # Ready has the whole story of each problem; here its name is enough.
+        parts = [f"{name} ({by_leader[name].summary})" if name in by_leader else name for name in facts.down]
         return Verdict(FALSE, Reason.STAGE_DOWN, f"no ready replica of {', '.join(parts)}")
     detail = f"entry: {facts.entry.detail}" if facts.entry else "the entry is not there yet"
     return Verdict(FALSE, Reason.ENTRY_NOT_READY, detail)

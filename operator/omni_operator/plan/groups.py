@@ -31,10 +31,14 @@ class GroupView:
         return self.updated_ready >= self.wanted and self.pods == self.updated
 
     @property
+    def summary(self) -> str:
+        counts = f"{self.updated_ready}/{self.wanted} ready"
+        return f"{counts}, {self.problem.reason}" if self.problem else counts
+
+    @property
     def detail(self) -> str:
         """Why it is not complete, for a person."""
-        counts = f"{self.updated_ready}/{self.wanted} ready"
-        return f"{counts}, {self.problem.reason}: {self.problem.message}" if self.problem else counts
+        return f"{self.summary}: {self.problem.message}" if self.problem else self.summary
 
 
 def view_group(observed: Observed, leader: str, newest: str, wanted: int) -> GroupView:

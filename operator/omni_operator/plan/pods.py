@@ -9,6 +9,7 @@ from typing import Any
 
 from omni_crds.v1alpha1.conditions import Reason
 from omni_operator.observed import Live
+from omni_runtime.deploy.quantity import parse_quantity
 
 # A container that ended badly this often is in a crash loop even in the moments when it runs.
 CRASHES_THAT_LOOP = 2
@@ -69,7 +70,9 @@ def problem_of(pod: Live) -> PodProblem | None:
         return None
     blocked = unschedulable(pod)
     if blocked is not None:
-        return PodProblem(Reason.UNSCHEDULABLE, _short(blocked[0]))
+        # What preemption would do is the scheduler's concern; what the pod asks for is what a person can change.
+        message = blocked[0].partition(" preemption: ")[0].rstrip(" .")
+        return PodProblem(Reason.UNSCHEDULABLE, _short(f"{message}{_needs(pod)}"))
     for status in _container_statuses(pod):
         waiting = _waiting(status)
         name = status.get("name")
@@ -87,6 +90,20 @@ def problem_of(pod: Live) -> PodProblem | None:
             ended = f"container {status.get('name')}: {last.get('reason') or 'Error'}, exit code {last.get('exitCode')}"
             return PodProblem(Reason.CRASH_LOOPING, _short(f"{ended}: {detail}" if detail else ended))
     return None
+
+
+def _needs(pod: Live) -> str:
+    """The devices and node labels that a pod asks for, as ` (needs ...)`; empty where it asks for neither."""
+    devices: dict[str, int] = {}
+    for container in pod.spec.get("containers") or []:
+        for name, amount in ((container.get("resources") or {}).get("limits") or {}).items():
+            if "/" in name:
+                devices[name] = devices.get(name, 0) + int(parse_quantity(str(amount)))
+    parts = [f"{count} x {name}" for name, count in devices.items()]
+    labels = [f"{k}={v}" for k, v in (pod.spec.get("nodeSelector") or {}).items()]
+    if labels:
+        parts.append(f"a node labelled {', '.join(labels)}")
+    return f" (needs {' on '.join(parts)})" if parts else ""
 
 
 _GRAVITY = (Reason.IMAGE_PULL_FAILED, Reason.CRASH_LOOPING, Reason.CHILD_REJECTED, Reason.UNSCHEDULABLE)

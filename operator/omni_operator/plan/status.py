@@ -79,7 +79,7 @@ def parse_status(raw: Mapping[str, Any]) -> PipelineStatus:
 
 
 def transitions(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Note, ...]:
-    """Events for what a person wants to hear of: Ready reached, Serving lost or recovered, Stalled."""
+    """Events for what a person wants to hear of: Ready reached, Serving lost or recovered, no place found, Stalled."""
     before = {c.type: c for c in old}
     notes = []
     for condition in new:
@@ -89,6 +89,8 @@ def transitions(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Not
             notes.append(Note(Reason(condition.reason), condition.message, warning=True))
         elif same:
             continue
+        elif condition.type == ConditionType.PLACEMENT_FEASIBLE and condition.status is ConditionStatus.FALSE:
+            notes.append(Note(Reason(condition.reason), condition.message, warning=True))
         elif condition.type == ConditionType.READY and condition.status is ConditionStatus.TRUE:
             notes.append(Note(Reason.ALL_STAGES_READY, condition.message))
         elif condition.type == ConditionType.SERVING and previous is not None:

@@ -37,6 +37,8 @@ async def test_bad_spec_is_an_event_too() -> None:
     world.apply(topology="nonsense")
     await world.reconcile()
     assert world.events() == ["InvalidSpec"]
+    reasons = {c["type"]: c["reason"] for c in world.status()["conditions"]}
+    assert set(reasons.values()) == {"InvalidSpec"}, "nothing sounds as if it were still on its way"
 
 
 async def test_converges_to_ready_with_every_child() -> None:
