@@ -66,10 +66,11 @@ def resolve(
     check_groups(groups, stages, bad)
     check_budget(spec, groups, stages, replicas, bad)
     entry_profile = spec.runtime_profile or stages[structure.stages[0].name].profile
-    entry = _entry(spec, usable[entry_profile], origins, bad)
+    # Missing (and complained about) when each stage names another one.
+    entry = _entry(spec, usable[entry_profile], origins, bad) if entry_profile in usable else None
     asked_drain = spec.drain.timeout_seconds if spec.drain else None
     drain = origins.pick("drain.timeoutSeconds", [(PIPELINE, asked_drain)], DRAIN_SECONDS)
-    if bad.found:
+    if bad.found or entry is None:
         raise bad.error()
     plan = ResolvedPlan(
         pipeline=pipeline.metadata.name,

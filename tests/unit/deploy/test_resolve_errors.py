@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from msgspec import structs
 
@@ -383,6 +385,16 @@ def test_default_profile_is_used_only_where_none_is_named() -> None:
     named = "stages: [{name: thinker, runtimeProfile: cpu}, {name: talker, runtimeProfile: cpu}, {name: code2wav, runtimeProfile: cpu}]"
     assert errors_of(spec + named, default="gone") == ()
     assert errors_of(spec + named, default="cuda") == (), "packaged weights and a CUDA default that nobody uses"
+
+
+def test_the_entry_needs_its_profile_although_no_stage_uses_it() -> None:
+    spec = 'model: {uri: "packaged://smol-omni"}\ntopology: smol_omni\nruntimeProfile: gone\nstages: '
+    stages = [{"name": name, "runtimeProfile": "cpu"} for name in ("thinker", "talker", "code2wav")]
+    found = errors_of(spec + json.dumps([*stages[:2], {**stages[2], "accelerator": {"class": "nvidia-l4"}}]))
+    assert [e.path for e in found] == ["spec.runtimeProfile", "spec.stages[2].accelerator.class"], (
+        "and all else is told"
+    )
+    assert [e.path for e in errors_of(spec + json.dumps(stages))] == ["spec.runtimeProfile"]
 
 
 def test_the_profile_named_default_is_the_default() -> None:
