@@ -167,7 +167,7 @@ async def test_a_slow_consumer_holds_the_producer_back(site: Site, mode: str) ->
 
 
 async def _until_failure(client: SidecarEdgeClient) -> AsyncIterator:  # type: ignore[type-arg]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         async for event in client.events():
             yield event
             if not isinstance(event, ChunkReceived):
@@ -238,7 +238,7 @@ async def test_abort_at_every_chunk(site: Site, mode: str, who: str, size: int) 
 
 
 async def _put_until_refused(client: SidecarEdgeClient, request: str, start: int, size: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             await client.put(request, EDGE, rows(some_bytes(size), start=start))
             start += 1

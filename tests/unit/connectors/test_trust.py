@@ -119,9 +119,9 @@ async def test_an_engine_that_breaks_the_rules_loses_its_connection_only(site: S
     async with site.sidecar() as host:
         reader, writer = await asyncio.open_unix_connection(str(host.options.ipc_dir / SOCKET_NAME))
         writer.write(wire.frame(wire.Attach("talker", "bad", "r1", 1))[0])
-        await asyncio.wait_for(reader.read(1), 5)
+        await asyncio.wait_for(reader.read(1), 30)
         writer.write(frame)
-        await asyncio.wait_for(reader.read(), 5)  # until the sidecar hangs up
+        await asyncio.wait_for(reader.read(), 30)  # until the sidecar hangs up
         writer.close()
         await until(lambda: not host.sidecar.hub.engines)
         await healthy(host)
@@ -133,7 +133,7 @@ async def test_a_peer_that_breaks_the_rules_loses_its_streams_only(site: Site) -
         for frames in ([b"\xc1"], [b"x" * 100_000], [wire.encode(wire.Ping())] * 3, [wire.encode(wire.Pong())]):
             await peer.send_multipart(frames)
         await peer.send_multipart([wire.encode(wire.Ping())])
-        header = (await asyncio.wait_for(peer.recv_multipart(), 5))[0]
+        header = (await asyncio.wait_for(peer.recv_multipart(), 30))[0]
         assert isinstance(wire.decode_from_producer(header), wire.Pong)
         await healthy(host)
 
@@ -148,7 +148,7 @@ async def test_connections_that_say_nothing_are_dropped(site: Site, monkeypatch:
         loop = asyncio.get_running_loop()
         for sock in silent:
             sock.setblocking(False)
-            assert await asyncio.wait_for(loop.sock_recv(sock, 1), 5) == b""
+            assert await asyncio.wait_for(loop.sock_recv(sock, 1), 30) == b""
             sock.close()
 
 

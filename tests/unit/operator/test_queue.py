@@ -11,7 +11,7 @@ A, B = Key("ns", "a"), Key("ns", "b")
 
 
 async def take(queue: WorkQueue) -> Key:
-    return (await asyncio.wait_for(queue.get(), 2)).key
+    return (await asyncio.wait_for(queue.get(), 20)).key
 
 
 async def test_events_of_one_pipeline_are_one_reconcile() -> None:
@@ -52,7 +52,7 @@ async def test_waiting_worker_is_woken() -> None:
     await asyncio.sleep(0)
     queue.add(A)
     queue.add(B)
-    items = await asyncio.wait_for(asyncio.gather(*waiting), 2)
+    items = await asyncio.wait_for(asyncio.gather(*waiting), 20)
     assert {i.key for i in items} == {A, B}
 
 
