@@ -1,7 +1,7 @@
 # make setup      third-party packages into the cache folder, a light .venv here (seconds when cached)
 # make demo       cluster, images, operator, pipeline, one spoken answer
 # make test       unit, API server and end-to-end tests
-# make test-long  everything that takes more than two minutes
+# make test-long  what takes minutes, and larger repetitions
 # make lint       ruff, mypy --strict, layers
 # make bench      benchmarks; JSON files into benchmarks/out
 
