@@ -108,7 +108,9 @@ def ready(facts: Facts, stalled: Verdict | None) -> Verdict:
         return Verdict(UNKNOWN, Reason.PROGRESSING, "children are being made")
     incomplete = [g for g in facts.groups if not g.complete]
     if incomplete:
-        reason = next((g.problem.reason for g in incomplete if g.problem), Reason.STAGES_NOT_READY)
+        rolling = len(facts.plan.rollout.kept if facts.plan.rollout else ()) > 1
+        waiting = Reason.ROLLING_OUT if rolling else Reason.STAGES_NOT_READY
+        reason = next((g.problem.reason for g in incomplete if g.problem), waiting)
         return Verdict(FALSE, reason, "; ".join(f"{g.leader}: {g.detail}" for g in incomplete))
     zero = [g.leader for g in facts.groups if g.wanted == 0]
     if zero:

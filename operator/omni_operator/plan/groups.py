@@ -33,7 +33,8 @@ class GroupView:
     @property
     def summary(self) -> str:
         counts = f"{self.updated_ready}/{self.wanted} ready"
-        return f"{counts}, {self.problem.reason}" if self.problem else counts
+        old = f", {self.pods - self.updated} of an older revision" if self.pods > self.updated else ""
+        return f"{counts}{old}, {self.problem.reason}" if self.problem else f"{counts}{old}"
 
     @property
     def detail(self) -> str:
