@@ -49,6 +49,10 @@ class fresh_namespace:
         return self.name
 
     def __exit__(self, *_: object) -> None:
+        # Pods first: while a namespace has any, its deletion is looked at again only after half of their grace period,
+        # which is minutes for pods that may drain for that long, even when they end at once.
+        self._kube.read("-n", self.name, "delete", "omnipipelines", "--all", "--timeout=60s")
+        self._kube.read("-n", self.name, "wait", "pods", "--all", "--for=delete", "--timeout=120s")
         self._kube.read("delete", "namespace", self.name, "--ignore-not-found", "--timeout=180s")
 
 

@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from omni_runtime.cli.kubectl import SYSTEM_NAMESPACE, Kube, port_forward, wait_ready
+from omni_runtime.cli.kubectl import REPOSITORY, SYSTEM_NAMESPACE, Kube, port_forward, wait_ready
 from omni_runtime.client import Answer, ask
 from omni_runtime.transcribe import Transcriber, word_errors
 from tests.e2e.conftest import conditions, eventually, fresh_namespace, objects_of, pods
@@ -200,11 +201,17 @@ def test_a_deleted_pipeline_leaves_nothing(kube: Kube, deployed: str) -> None:
     eventually(lambda: None if objects_of(kube, deployed) else True, 120, "the namespace is empty")
 
 
-def test_a_namespace_can_be_deleted_while_the_operator_is_stopped(kube: Kube) -> None:
-    """T50: no finalizer of ours holds a namespace."""
+def test_a_namespace_can_be_deleted_while_the_operator_is_stopped(kube: Kube, tmp_path: Path) -> None:
+    """T50: no finalizer of ours holds a namespace.
+
+    A short drain, because Kubernetes looks at a namespace that had pods again only after half of their grace period.
+    """
     space = fresh_namespace(kube)
     namespace = space.__enter__()
-    kube.read("-n", namespace, "apply", "-f", "examples/smol-omni.pipeline.yaml")
+    manifest = tmp_path / "pipeline.yaml"
+    example = REPOSITORY / "examples" / "smol-omni.pipeline.yaml"
+    manifest.write_text(example.read_text() + "  drain: {timeoutSeconds: 5}\n")
+    kube.read("-n", namespace, "apply", "-f", str(manifest))
     eventually(lambda: pods(kube, namespace) or None, 60, "pods of the pipeline")
     kube.read("-n", SYSTEM_NAMESPACE, "scale", "deployment/omni-operator", "--replicas=0")
     try:
