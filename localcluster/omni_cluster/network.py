@@ -7,7 +7,7 @@ Each node lives in a network namespace of its own, joined to a bridge of its clu
 
 So kube-proxy's rules, CNI's interfaces and every packet filter of a node die with its namespace, several
 clusters fit on one machine, and nothing of the host's own packet filter is touched. Nodes have no default
-route: a packet to a Service or pod that is gone is refused at once and never leaves the machine.
+route: a packet to a Service or pod that is gone never leaves the machine.
 """
 
 from __future__ import annotations
