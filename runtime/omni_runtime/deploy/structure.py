@@ -18,6 +18,9 @@ from omni_runtime.topology.types import EdgeTemplate, EngineKind, Modality, Payl
 
 Ends = tuple[str, str]  # names of the producer and the consumer
 
+# `P-entry` and `P-entry-control` are the entry's own objects in pipeline P; a stage's objects are named `P-STAGE`.
+RESERVED_STAGE_NAMES = frozenset({"entry", "entry-control"})
+
 
 @dataclass(frozen=True, slots=True)
 class StageNode:
@@ -85,6 +88,8 @@ def _stages(spec: PipelineSpec, topology: Topology, bad: Violations) -> list[Sta
     known = [t.name for t in topology.stages]
     for i, stage in enumerate(spec.stages or ()):
         path = f"spec.stages[{i}]"
+        if custom and stage.name in RESERVED_STAGE_NAMES:
+            bad.add(f"{path}.name", stage.name, "the entry's own objects have this name", "give the stage another name")
         if stage.name in given:
             first = given[stage.name][0]
             bad.add(f"{path}.name", stage.name, f"{first} has the same name", "give each stage its own name")
