@@ -247,3 +247,11 @@ def _is_ready(pod: JsonObject) -> bool:
 
 def _revision(pod: JsonObject) -> str:
     return str(pod["metadata"]["labels"][REVISION_LABEL])
+
+
+async def made(**spec: object) -> World:
+    """A pipeline that is Ready."""
+    world = World()
+    world.apply(**spec)
+    await world.converge()
+    return world
