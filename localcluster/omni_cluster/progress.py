@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+REMINDER_SECONDS = 30.0  # between the lines of a long step where there is no terminal, as in a CI log
+
 _quiet = False
 
 
@@ -24,11 +26,18 @@ def say(text: str) -> None:
 
 @contextmanager
 def step(name: str) -> Iterator[Callable[[str], None]]:
-    """Announce a step and its duration. The yielded function tells what is being waited for (terminals only)."""
-    started = time.monotonic()
+    """Announce a step and its duration. The yielded function tells what is being waited for: a terminal shows it at
+    once and in place, a log gets a line now and then.
+    """
+    started = last_line = time.monotonic()
     live = not _quiet and sys.stderr.isatty()
 
     def waiting_for(what: str) -> None:
+        nonlocal last_line
+        now = time.monotonic()
+        if not live and now - last_line >= REMINDER_SECONDS:
+            last_line = now
+            say(f"  … {name} ({now - started:.0f} s): {what[:100]}")
         if live:
             sys.stderr.write(f"\r\033[K  … {name} ({time.monotonic() - started:.0f} s): {what[:100]}")
             sys.stderr.flush()
