@@ -46,6 +46,8 @@ SIDECAR_CONNECT_SECONDS = 60.0
 TICK_SECONDS = 0.5
 ENGINE_CLOSE_SECONDS = 20.0
 
+BuildEngine = Callable[[EngineContext], StageEngine]
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
@@ -393,7 +395,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-async def _main(args: argparse.Namespace) -> int:
+async def _main(args: argparse.Namespace, build: BuildEngine | None) -> int:
     from omni_runtime.connectors.client import SidecarEdgeClient
     from omni_runtime.models.catalogue import default_models_dir
     from omni_runtime.stages.registry import build_engine
@@ -405,7 +407,7 @@ async def _main(args: argparse.Namespace) -> int:
     for name, value in stage.env:
         os.environ.setdefault(name, value)
     model = resolve_model(plan.model.uri, args.models_dir or default_models_dir())
-    engine = build_engine(EngineContext(plan=plan, stage=stage, model_path=model))
+    engine = (build or build_engine)(EngineContext(plan=plan, stage=stage, model_path=model))
     options = EngineOptions(stage.name, dict(stage.engine_args))
     config = WorkerConfig(
         plan=plan,
@@ -421,11 +423,12 @@ async def _main(args: argparse.Namespace) -> int:
         return await Worker(config, engine, edges, channels).run()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, build: BuildEngine | None = None) -> int:
+    """`build`: makes the engine, instead of the registry; for measuring everything but the engine."""
     args = _parse(argv)
     configure("engine", level=args.log_level, stage=args.stage, replica=args.replica)
     try:
-        return asyncio.run(_main(args))
+        return asyncio.run(_main(args, build))
     except (OmniError, KeyError) as error:
         log.error("worker.bad_configuration", reason=str(error))
         return 2
