@@ -102,6 +102,7 @@ class Controller:
                 ),
                 name="resync",
             )
+            working.create_task(self._ttfp.refresh_forever(self.queue.add), name="ttfp")
 
     async def _enqueue_all(self) -> None:
         """The watches list at their start, too; this covers what was missed while another process led."""

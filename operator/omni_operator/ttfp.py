@@ -1,8 +1,12 @@
-"""TTFP p95 of a pipeline, asked from its entry. Optional: every failure means "not known", and is not asked again soon."""
+"""TTFP p95 of each pipeline, asked from its entry now and then; a change worth showing asks for a reconcile.
+
+Optional: every failure means "not known". A reconcile itself asks nobody, so that an operator outside the pod network
+loses no time in it.
+"""
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Callable
 
 import aiohttp
@@ -10,34 +14,61 @@ import aiohttp
 from omni_operator.names import ENTRY_STAGE
 from omni_operator.observed import Key, Live
 from omni_operator.plan.pods import is_ready
+from omni_operator.plan.status import settled_ttfp
 from omni_runtime.deploy.plan import ENTRY_HTTP_PORT
 
-TIMEOUT_SECONDS = 1.0
-FRESH_SECONDS = 30.0
-FAILED_SECONDS = 120.0  # an operator outside the pod network must not lose a second in each reconcile
+PERIOD_SECONDS = 10.0
+TIMEOUT_SECONDS = 2.0
+IN_FLIGHT = 16
 MAX_BODY_BYTES = 64 * 1024
 
 
 class EntryStatusReader:
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._known: dict[Key, tuple[float, int | None]] = {}  # valid until, value
+    """Knows where the ready entries are from the reconciles, and what each said last."""
+
+    def __init__(self) -> None:
+        self._addresses: dict[Key, str] = {}
+        self._known: dict[Key, int | None] = {}
+        self._shown: dict[Key, int | None] = {}
         self._session: aiohttp.ClientSession | None = None
 
     async def ttfp(self, key: Key, pods: tuple[Live, ...]) -> int | None:
-        """Milliseconds, or None."""
+        """Milliseconds as the entry last said, or None."""
         entry = next((p for p in pods if p.stage == ENTRY_STAGE and is_ready(p) and p.status.get("podIP")), None)
         if entry is None:
+            self.forget(key)
             return None
-        until, value = self._known.get(key, (0.0, None))
-        if self._monotonic() < until:
-            return value
-        value = await self._read(str(entry.status["podIP"]))
-        self._known[key] = (self._monotonic() + (FAILED_SECONDS if value is None else FRESH_SECONDS), value)
+        self._addresses[key] = str(entry.status["podIP"])
+        value = self._known.get(key)
+        self._shown[key] = settled_ttfp(self._shown.get(key), value)
         return value
 
     def forget(self, key: Key) -> None:
-        self._known.pop(key, None)
+        for known in (self._addresses, self._known, self._shown):
+            known.pop(key, None)
+
+    async def refresh(self) -> tuple[Key, ...]:
+        """Ask every entry once. Returns the pipelines whose status shows something else than what they say now."""
+        places = asyncio.Semaphore(IN_FLIGHT)
+
+        async def ask(key: Key, address: str) -> Key | None:
+            async with places:
+                value = await self._read(address)
+            if value is None or self._addresses.get(key) != address:
+                return None
+            self._known[key] = value
+            shown = self._shown.get(key)
+            return key if settled_ttfp(shown, value) != shown else None
+
+        asked = await asyncio.gather(*(ask(key, address) for key, address in tuple(self._addresses.items())))
+        return tuple(key for key in asked if key is not None)
+
+    async def refresh_forever(self, enqueue: Callable[[Key], None]) -> None:
+        """Runs beside the workers until it is cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD_SECONDS)
+            for key in await self.refresh():
+                enqueue(key)
 
     async def close(self) -> None:
         if self._session is not None:

@@ -64,7 +64,9 @@ def plan_status(observed: Observed, plan: Plan, outcome: Outcome, now: datetime)
         serving_revision=_serving_revision(observed, plan),
         plan_config_map=plan_name(observed.key.name, resolved.revision) if resolved else old.plan_config_map,
         endpoint=_endpoint(observed, resolved),
-        ttfp_milliseconds_p95=_ttfp(old.ttfp_milliseconds_p95, observed.ttfp_milliseconds_p95, serving),
+        ttfp_milliseconds_p95=settled_ttfp(old.ttfp_milliseconds_p95, observed.ttfp_milliseconds_p95)
+        if serving
+        else None,
     )
     notes = transitions(old.conditions or (), conditions)
     return StatusPlan(status.model_dump(by_alias=True, exclude_none=True, mode="json"), notes, tuple(groups))
@@ -211,10 +213,8 @@ def _endpoint(observed: Observed, plan: ResolvedPlan | None) -> str | None:
     return f"http://{api_service_name(observed.key.name)}.{observed.key.namespace}.svc{port}/v1"
 
 
-def _ttfp(old: int | None, new: int | None, serving: bool) -> int | None:
+def settled_ttfp(old: int | None, new: int | None) -> int | None:
     """Two significant digits, and the old value while the new one is close to it (T7)."""
-    if not serving:
-        return None
     if new is None:
         return old
     rounded = int(float(f"{new:.1e}"))
