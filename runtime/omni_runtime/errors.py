@@ -68,6 +68,20 @@ class DeadlineExceeded(OmniError):
     http_status = 504
 
 
+class InputTimeout(OmniError):
+    """A client that sends its input in pieces stopped sending, and did not end it."""
+
+    code = "InputTimeout"
+    http_status = 408
+
+
+class InputLost(OmniError):
+    """A piece of the client's input did not reach the stage that reads it."""
+
+    code = "InputLost"
+    http_status = 502
+
+
 class StreamClosed(OmniError):
     code = "StreamClosed"
     http_status = 499

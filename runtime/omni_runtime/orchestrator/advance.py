@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from omni_runtime.errors import DeadlineExceeded, OmniError, ReplicaLost
+from omni_runtime.errors import DeadlineExceeded, InputTimeout, OmniError, ReplicaLost
 from omni_runtime.orchestrator.state import (
     LIVE,
     UNSETTLED,
@@ -25,6 +25,7 @@ from omni_runtime.orchestrator.state import (
     Event,
     Fail,
     Forget,
+    InputOverdue,
     Instant,
     Phase,
     PieceArrived,
@@ -60,6 +61,8 @@ def advance(state: RequestState, event: Event, now: Instant) -> Step:
             return _end(state, Cancelled(reason), reason, now)
         case DeadlinePassed(seconds):
             return _end(state, Fail(DeadlineExceeded(_where_it_hung(state, seconds))), "deadline", now)
+        case InputOverdue(seconds):
+            return _end(state, Fail(InputTimeout(_what_is_missing(state, seconds))), "input deadline", now)
         case SettleExpired():
             return _settle_now(state, now)
         case StageStarted(stage, replica):
@@ -197,3 +200,11 @@ def _where_it_hung(state: RequestState, seconds: float) -> str:
     waiting = [f"{n} on replica {r.replica} ({r.phase.value})" for n, r in state.stages.items() if r.phase in LIVE]
     detail = f"still running: {', '.join(waiting)}" if waiting else "still queued: every replica is busy"
     return f"the request did not end within {seconds:g} s; {detail}"
+
+
+def _what_is_missing(state: RequestState, seconds: float) -> str:
+    """A client that never ends its input must not hold places for ever."""
+    return (
+        f"no text came for {seconds:g} s and the input was not ended; stage {state.spec.start} waited for it: "
+        "send the rest sooner, or end the input"
+    )

@@ -22,12 +22,20 @@ from omni_runtime.serving.params import StageParams
 from omni_runtime.topology.types import Modality
 
 DEFAULT_DEADLINE_SECONDS = 600.0
+DEFAULT_INPUT_DEADLINE_SECONDS = 60.0  # shorter than the stages' own patience with a silent edge
 CLIENT_DISCONNECT = "client_disconnect"  # the reason when nobody reads the outputs any more
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request for the pipeline, validated and free of any API's wire format."""
+    """One request for the pipeline, validated and free of any API's wire format.
+
+    inputs: {"messages": [...]} as `serving.params` describes, or {"text": str, "finished": bool} for plain text, of
+    which more may follow with `RequestHandle.append`.
+    start_stage: the stage that takes the input, None = the first; stages before it have no part in the request.
+    tenant: whose request it is, "" = nobody's in particular.
+    input_deadline_seconds: how long a client may send nothing before it has ended its input.
+    """
 
     modalities: frozenset[Modality]
     params: StageParams
@@ -35,6 +43,9 @@ class Call:
     emit_codes: bool = False
     deadline_seconds: float = DEFAULT_DEADLINE_SECONDS
     label: str = ""  # the client's x-request-id, for logs only
+    start_stage: StageName | None = None
+    tenant: str = ""
+    input_deadline_seconds: float = DEFAULT_INPUT_DEADLINE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +63,14 @@ _END = (Complete, Fail, Cancelled)
 
 @dataclass(slots=True, eq=False)
 class RequestHandle:
-    """The client's side of one request. Iterate `outputs`; call `cancel` when the client is gone."""
+    """The client's side of one request. Iterate `outputs`; `append` the rest of an input that comes in pieces; call
+    `cancel` when the client is gone.
+    """
 
     request: RequestId
     queued_at: Instant
     _cancel: Callable[[RequestId, str], None]
+    _append: Callable[[RequestId, str, bool], None]
     _queue: asyncio.Queue[Output | Complete | Fail | Cancelled] = field(default_factory=asyncio.Queue)
     ended: bool = False
     replicas: dict[StageName, str] = field(default_factory=dict)
@@ -70,6 +84,14 @@ class RequestHandle:
         """Abort everywhere (R16). Harmless after the end."""
         if not self.ended:
             self._cancel(self.request, reason)
+
+    def append(self, text: str, finished: bool = False) -> None:
+        """More of the input. Dropped if the request has ended: it cannot come back (R4).
+
+        Raises InvalidRequest if the input has ended, or never was in pieces.
+        """
+        if not self.ended:
+            self._append(self.request, text, finished)
 
     async def outputs(self) -> AsyncIterator[Output]:
         """Pieces and stage ends, in order, until the request is complete.

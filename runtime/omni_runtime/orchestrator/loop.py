@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from omni_runtime.deploy.plan import ResolvedPlan
-from omni_runtime.errors import StageUnavailable, UpstreamLost
+from omni_runtime.errors import InvalidRequest, StageUnavailable, UpstreamLost
 from omni_runtime.logs import get_logger
 from omni_runtime.orchestrator.admission import (
     AdmissionRules,
@@ -26,11 +26,13 @@ from omni_runtime.orchestrator.admission import (
 )
 from omni_runtime.orchestrator.advance import advance
 from omni_runtime.orchestrator.calls import Call, RequestHandle
+from omni_runtime.orchestrator.inputs import TextInput, text_input_of
 from omni_runtime.orchestrator.messages import build_submit, event_of
 from omni_runtime.orchestrator.observer import Observer, SilentObserver
 from omni_runtime.orchestrator.pool import LivenessRules, LostReplica, Policy, least_loaded
 from omni_runtime.orchestrator.roster import Roster
 from omni_runtime.orchestrator.state import (
+    LIVE,
     AbortStage,
     Action,
     AudioPiece,
@@ -44,6 +46,7 @@ from omni_runtime.orchestrator.state import (
     Event,
     Fail,
     Forget,
+    InputOverdue,
     Phase,
     Rejected,
     ReleaseStage,
@@ -75,7 +78,9 @@ class _Active:
     call: Call
     state: RequestState
     handle: RequestHandle
+    text: TextInput | None  # of a client that may send more of it
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    input_timer: asyncio.TimerHandle | None = None
     first_audio: bool = False
 
 
@@ -165,8 +170,8 @@ class Orchestrator:
     def submit(self, call: Call) -> RequestHandle:
         """Queue a request; it starts when every stage it needs has a place.
 
-        Raises Overloaded (429) when the queue is full, StageUnavailable (503) while draining, KeyError for a modality
-        that the pipeline does not emit.
+        Raises Overloaded (429) when the queue is full, StageUnavailable (503) while draining, InvalidRequest for a
+        start stage that cannot take the input, KeyError for a modality that the pipeline does not emit.
         """
         if self._draining:
             raise StageUnavailable("the entry is shutting down; ask again")
@@ -175,15 +180,49 @@ class Orchestrator:
             raise overloaded
         now = self._clock()
         request = RequestId(uuid.uuid4().hex)
-        spec = build_request_spec(self.plan, request, call.modalities, code_edges=call.emit_codes)
-        handle = RequestHandle(request, now, _cancel=lambda r, why: self._dispatch(r, CancelRequested(why)))
-        active = _Active(call, RequestState(spec, queued_at=now), handle)
+        spec = build_request_spec(
+            self.plan, request, call.modalities, code_edges=call.emit_codes, start=call.start_stage
+        )
+        text = text_input_of(call.inputs)
+        if spec.text_edge and text is None:
+            raise InvalidRequest(f"input: stage {spec.start} takes plain text, not messages; send text")
+        handle = RequestHandle(request, now, _cancel=self._cancel, _append=self._append)
+        active = _Active(call, RequestState(spec, queued_at=now), handle, text)
         self._active[request] = active
         self._queue[request] = None
         self._idle.clear()
         self._after(active, call.deadline_seconds, DeadlinePassed(call.deadline_seconds))
+        self._expect_input(active)
         self._admit()
         return handle
+
+    def _cancel(self, request: RequestId, reason: str) -> None:
+        self._dispatch(request, CancelRequested(reason))
+
+    def _append(self, request: RequestId, text: str, finished: bool) -> None:
+        active = self._active.get(request)
+        if active is None:  # late: the request ended and was forgotten (R4)
+            return
+        if active.text is None:
+            raise InvalidRequest("input: the request had its whole input at its start; start another one")
+        message = active.text.append(request, text, finished)
+        self._expect_input(active)
+        start = active.state.spec.start
+        record = active.state.stages.get(start)
+        if record is None or record.phase not in LIVE:  # queued: Submit will hold it; ended: nobody reads it
+            return
+        if not self._send_to(start, record.replica, message):
+            self._dispatch(request, ReplicaGone(start, record.replica, "closed its connection before the text came"))
+
+    def _expect_input(self, active: _Active) -> None:
+        """A client that has more to say says it within its input deadline, or loses its places."""
+        if active.input_timer is not None:
+            active.input_timer.cancel()
+            active.timers.remove(active.input_timer)
+            active.input_timer = None
+        if active.text is not None and not active.text.finished:
+            seconds = active.call.input_deadline_seconds
+            active.input_timer = self._after(active, seconds, InputOverdue(seconds))
 
     def status(self) -> OrchestratorStatus:
         counts = Counts(len(self._active) - len(self._queue), len(self._queue), self._waiting_by_stage, self._draining)
@@ -211,7 +250,8 @@ class Orchestrator:
     def _carry_out(self, active: _Active, action: Action, now: float) -> None:
         match action:
             case SubmitStage(stage, replica):
-                submit = build_submit(self.plan, active.state, active.call, stage, self._roster.hello_of, now)
+                inputs = active.call.inputs if active.text is None else active.text.as_inputs()
+                submit = build_submit(self.plan, active.state, active.call, inputs, stage, self._roster.hello_of, now)
                 self._send_to(stage, replica, submit)
             case AbortStage(stage, replica, reason):
                 self._send_to(stage, replica, control.Abort(active.state.spec.request, reason))
@@ -262,9 +302,11 @@ class Orchestrator:
             self._ttfp.append(now - active.state.queued_at)
         self._observer.audio_piece(active.state, stage, piece, now)
 
-    def _after(self, active: _Active, seconds: float, event: Event) -> None:
+    def _after(self, active: _Active, seconds: float, event: Event) -> asyncio.TimerHandle:
         loop = asyncio.get_running_loop()
-        active.timers.append(loop.call_later(seconds, self._dispatch, active.state.spec.request, event))
+        timer = loop.call_later(seconds, self._dispatch, active.state.spec.request, event)
+        active.timers.append(timer)
+        return timer
 
     # --- admission
 
@@ -387,7 +429,11 @@ class Orchestrator:
 
     # --- sending
 
-    def _send_to(self, stage: StageName, replica: ReplicaId, message: control.OrchestratorMessage) -> None:
+    def _send_to(self, stage: StageName, replica: ReplicaId, message: control.OrchestratorMessage) -> bool:
         member = self._roster.get(stage, replica)
-        if member is not None and not self._socket.send(member.peer, message):
-            self._roster.unreachable(stage, member, self._clock())
+        if member is None:
+            return False
+        if self._socket.send(member.peer, message):
+            return True
+        self._roster.unreachable(stage, member, self._clock())
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from omni_runtime.deploy.plan import ResolvedPlan
 from omni_runtime.errors import OmniError, by_code
@@ -60,13 +61,14 @@ def build_submit(
     plan: ResolvedPlan,
     state: RequestState,
     call: Call,
+    inputs: dict[str, Any],
     stage: StageName,
     hello_of: Callable[..., control.Hello],
     now: Instant,
 ) -> control.Submit:
     """What one stage needs to know of a bound request: only edges whose both ends take part in it.
 
-    hello_of(stage, replica): how that replica registered.
+    inputs: for the start stage. hello_of(stage, replica): how that replica registered.
     """
     edges = [e for e in plan.edges if e.source in state.stages and e.to in state.stages]
     producers = []
@@ -79,7 +81,8 @@ def build_submit(
     return control.Submit(
         request=state.spec.request,
         params=call.params.as_map(),
-        inputs=call.inputs if stage == plan.stages[0].name else {},
+        inputs=inputs if stage == state.spec.start else {},
+        text_edge=state.spec.text_edge if stage == state.spec.start else "",
         producers=tuple(producers),
         deadline_seconds=max(MIN_DEADLINE_SECONDS, call.deadline_seconds - (now - state.queued_at)),
         emit_codes=call.emit_codes,

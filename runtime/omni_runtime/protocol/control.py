@@ -144,11 +144,24 @@ class Submit(_Message, frozen=True, tag="submit"):
 
     request: str
     params: dict[str, Any]  # sampling and stage options: see serving.params
-    inputs: dict[str, Any] = {}  # stage 0 only: {"messages": [...OpenAI parts, media as bytes...]}
+    inputs: dict[str, Any] = {}
+    """Of the start stage only: {"messages": [...OpenAI parts, media as bytes...]}, or {"text": str, "finished": bool},
+    which more `Append` follow until one is finished."""
+    text_edge: str = ""
+    """The text_segments edge that the client's text takes the place of; "": the text is the user's whole message."""
     producers: tuple[Producer, ...] = ()
     deadline_seconds: float = 600.0
     emit_codes: bool = False
     consumers: tuple[str, ...] = ()  # names of outgoing edges that some consumer will open; others are not produced
+
+
+class Append(_Message, frozen=True, tag="append"):
+    """More of the client's text. `seq` counts from 1; the text of Submit was piece 0."""
+
+    request: str
+    seq: int
+    text: str = ""
+    finished: bool = False
 
 
 class Abort(_Message, frozen=True, tag="abort"):
@@ -162,7 +175,7 @@ class Ping(_Message, frozen=True, tag="ping"):
     number: int = 0
 
 
-OrchestratorMessage = Welcome | Refused | Submit | Abort | Ping
+OrchestratorMessage = Welcome | Refused | Submit | Append | Abort | Ping
 
 encode = msgspec.msgpack.Encoder().encode
 decode_stage_message = msgspec.msgpack.Decoder(StageMessage).decode

@@ -7,9 +7,10 @@ cannot come back (R4) and a replayed id cannot take over a running one (R62). So
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from omni_runtime.connectors.api import ChunkReceived, EdgeFailed
+from omni_runtime.errors import InputLost
 from omni_runtime.protocol import control
 from omni_runtime.protocol.payload import Payload
 from omni_runtime.stages.engine import (
@@ -23,6 +24,7 @@ from omni_runtime.stages.engine import (
     Started,
     TextOut,
 )
+from omni_runtime.stages.text_input import TextFeed
 
 REMEMBERED = 4096
 
@@ -96,6 +98,9 @@ class _Active:
     submitted_at: float
     deadline_at: float
     upstream: dict[str, _Edge]
+    text_edge: str = ""  # the edge that the client's own text takes the place of
+    text: TextFeed | None = None  # of a client that sends its text in pieces
+    unstarted: StageRequest | None = None  # an engine that starts when it has all of the text
     pending_puts: dict[str, int] = field(default_factory=dict)
     closed_edges: set[str] = field(default_factory=set)
     first_chunk_at: float | None = None
@@ -174,23 +179,57 @@ class RequestBook:
                     f"{len(self._active)} requests are in flight, capacity is {self._capacity}",
                 ),
             )
-        self._active[request] = _Active(
+        edges = (*(p.edge for p in message.producers), *((message.text_edge,) if message.text_edge else ()))
+        active = self._active[request] = _Active(
             orchestrator=orchestrator,
             submitted_at=now,
             deadline_at=now + message.deadline_seconds,
-            upstream={p.edge: _Edge(last_chunk_at=now) for p in message.producers},
+            upstream={edge: _Edge(last_chunk_at=now) for edge in edges},
+            text_edge=message.text_edge,
         )
-        start = StartEngine(
-            StageRequest(
-                request=request,
-                params=message.params,
-                inputs=message.inputs,
-                upstream_edges=tuple(p.edge for p in message.producers),
-                downstream_edges=message.consumers,
-                emit_codes=message.emit_codes,
-            )
+        start = StageRequest(
+            request=request,
+            params=message.params,
+            inputs={} if message.text_edge else message.inputs,
+            upstream_edges=edges,
+            downstream_edges=message.consumers,
+            emit_codes=message.emit_codes,
         )
-        return (start, *(OpenEdge(request, p) for p in message.producers))
+        opened = tuple(OpenEdge(request, p) for p in message.producers)
+        if "text" not in message.inputs:
+            return (StartEngine(start), *opened)
+        active.text = TextFeed(phrases=bool(message.text_edge))
+        if not message.text_edge:
+            active.unstarted = start
+        started = (StartEngine(start),) if message.text_edge else ()
+        text, finished = str(message.inputs["text"]), bool(message.inputs.get("finished", True))
+        return (*started, *opened, *self._take_text(request, active, 0, text, finished, now))
+
+    def append(self, message: control.Append, orchestrator: str, now: float) -> tuple[Action, ...]:
+        """More of the client's text. An id that is unknown or has ended is dropped (R4)."""
+        active = self._active.get(message.request)
+        if active is None or active.orchestrator != orchestrator or active.text is None:
+            return ()
+        return self._take_text(message.request, active, message.seq, message.text, message.finished, now)
+
+    def _take_text(
+        self, request: str, active: _Active, seq: int, text: str, finished: bool, now: float
+    ) -> tuple[Action, ...]:
+        assert active.text is not None
+        try:
+            payloads = active.text.take(seq, text, finished)
+        except InputLost as error:
+            return self._fail(request, error.code, f"stage {self._stage}: {error}")
+        if edge := active.upstream.get(active.text_edge):
+            edge.last_chunk_at, edge.finished = now, active.text.finished
+        if payloads and active.first_chunk_at is None:
+            active.first_chunk_at = now
+        actions: list[Action] = [Feed(request, active.text_edge, p) for p in payloads]
+        if active.unstarted is not None and active.text.finished:
+            inputs = {"messages": [{"role": "user", "content": active.text.text}]}
+            actions.append(StartEngine(replace(active.unstarted, inputs=inputs)))
+            active.unstarted, active.first_chunk_at = None, now
+        return tuple(actions)
 
     def abort(self, request: str, orchestrator: str) -> tuple[Action, ...]:
         """The answer is `Aborted`, always, so that the caller gets a terminal whatever the state is (R16)."""
@@ -315,7 +354,8 @@ class RequestBook:
                 if edge in self._patient_edges or state.finished:
                     continue
                 if now - state.last_chunk_at >= self._chunk_deadline_s:
-                    message = f"stage {self._stage}: no chunk on edge {edge} for {now - state.last_chunk_at:.0f} s"
+                    what = "text from the client" if edge == active.text_edge else f"chunk on edge {edge}"
+                    message = f"stage {self._stage}: no {what} for {now - state.last_chunk_at:.0f} s"
                     actions.extend(self._fail(request, "DeadlineExceeded", message))
                     break
         return tuple(actions)

@@ -175,6 +175,8 @@ class Worker:
         match message:
             case control.Submit():
                 self._perform(self._book.submit(message, orchestrator, self._loop.time()))
+            case control.Append():
+                self._perform(self._book.append(message, orchestrator, self._loop.time()))
             case control.Abort(request=request):
                 self._perform(self._book.abort(request, orchestrator))
             case _:

@@ -87,6 +87,7 @@ class FakeStage:
 
     def __post_init__(self) -> None:
         self.submits: dict[str, control.Submit] = {}
+        self.appends: list[control.Append] = []
         self.aborts: dict[str, str] = {}
         self.refused: asyncio.Queue[str] = asyncio.Queue()
         self.welcomed = asyncio.Event()
@@ -165,6 +166,8 @@ class FakeStage:
                     self.submits[request] = message
                     self._running[request] = asyncio.create_task(self._serve(request))
                     self.submitted.set()
+                case control.Append():
+                    self.appends.append(message)
                 case control.Abort(request=request, reason=reason):
                     self.aborts[request] = reason
                     task = self._running.pop(request, None)

@@ -51,8 +51,8 @@ def a_stage(name: str, engine: EngineKind, emits: tuple[Modality, ...], needed: 
     )
 
 
-def a_plan(max_queue: int = 8) -> ResolvedPlan:
-    """thinker -> talker -> code2wav, as in qwen3_omni_moe."""
+def a_plan(max_queue: int = 8, first_edge: PayloadContract = PayloadContract.THINKER_HIDDEN) -> ResolvedPlan:
+    """thinker -> talker -> code2wav, as in qwen3_omni_moe; with text_segments first, as in smol_omni."""
     plan = ResolvedPlan(
         pipeline="test-omni",
         topology="qwen3_omni_moe",
@@ -65,7 +65,7 @@ def a_plan(max_queue: int = 8) -> ResolvedPlan:
             a_stage("code2wav", EngineKind.QWEN3_OMNI_CODE2WAV, (AUDIO,), (AUDIO,)),
         ),
         edges=(
-            EdgePlan("thinker", "talker", PayloadContract.THINKER_HIDDEN, "asyncChunk", "TCP", 1, 1, 0),
+            EdgePlan("thinker", "talker", first_edge, "asyncChunk", "TCP", 1, 1, 0),
             EdgePlan("talker", "code2wav", PayloadContract.CODEC_FRAMES, "asyncChunk", "TCP", 4, 25, 28),
         ),
         entry=EntryPlan("omni-cpu:test", "IfNotPresent", (), "1", "1Gi", 80, max_queue, (), ()),

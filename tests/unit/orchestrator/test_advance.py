@@ -193,7 +193,7 @@ def run(state: RequestState, *events: Event) -> tuple[RequestState, list[Action]
 def test_completion_is_by_modality_set() -> None:
     """Audio may end before text: the request ends with the later of the two, whichever it is."""
     state = a_state()
-    audio_first = [
+    audio_first: list[Event] = [
         bound(state),
         StageFinished("code2wav", "code2wav-right", StageUsage("stop")),
         StageFinished("talker", "talker-right", StageUsage("stop")),

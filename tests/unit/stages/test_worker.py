@@ -245,6 +245,18 @@ async def test_a_request_runs_through_all_stages(tmp_path: Path) -> None:
             assert threading.get_ident() not in engine.threads
 
 
+async def test_a_clients_own_text_is_fed_where_a_thinkers_would_be(tmp_path: Path) -> None:
+    async with a_pipeline(tmp_path) as p:
+        await p.submit("r1", stages=("code2wav",))
+        inputs = {"text": "It was a dark night. The ", "finished": False}
+        submit = control.Submit("r1", params={}, inputs=inputs, text_edge=THINKER_EDGE, consumers=(TALKER_EDGE,))
+        await p.send("talker", submit)
+        await p.send("talker", control.Append("r1", 1, "wind blew.", finished=True))
+        await until(lambda: len(p.of(control.StageFinished)) == 2, "talker and code2wav finished")
+        pcm = b"".join(m.pcm for m in p.of(control.ClientAudio) if isinstance(m, control.ClientAudio))
+        assert bytes(np.frombuffer(pcm, "<f4").astype(np.uint8)) == b"It was a dark night.The wind blew."
+
+
 async def test_text_only_needs_no_consumer(tmp_path: Path) -> None:
     async with a_pipeline(tmp_path) as p:
         await p.submit("r1", stages=("thinker",))
