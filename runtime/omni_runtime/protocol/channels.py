@@ -161,11 +161,11 @@ class Channels:
         """A socket without CURVE, for ipc:// inside a pod's private folder and inproc://."""
         return self._socket(kind)
 
-    def release(self, socket: zmq.asyncio.Socket) -> None:
-        """Close one socket before the others."""
+    def release(self, socket: zmq.asyncio.Socket, linger_ms: int = 0) -> None:
+        """Close one socket before the others. What it still has to send may take `linger_ms`, in the background."""
         if socket in self._sockets:
             self._sockets.remove(socket)
-        socket.close(linger=0)
+        socket.close(linger=linger_ms)
 
     def _socket(self, kind: int, max_message_bytes: int = MAX_MESSAGE_BYTES) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)

@@ -26,6 +26,8 @@ HELLO_SECONDS = 1.0  # until Welcome
 REFRESH_SECONDS = 5.0  # Hello again after Welcome: an orchestrator that had dropped us takes us back (R35)
 SILENCE_SECONDS = 15.0  # without a word the orchestrator is taken for gone
 
+FAREWELL_MS = 500  # for what was said last to leave a closing socket
+
 Now = Callable[[], float]
 Resolve = Callable[[Iterable[str], int], Awaitable[frozenset[str]]]
 
@@ -96,7 +98,7 @@ class Link:
 
     def _release(self) -> None:
         if self._socket is not None:
-            self._channels.release(self._socket)
+            self._channels.release(self._socket, linger_ms=FAREWELL_MS)  # the last messages end requests
             self._socket = None
 
     async def _run(self) -> None:

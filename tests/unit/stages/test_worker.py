@@ -32,7 +32,7 @@ from omni_runtime.stages.engine import (
     Started,
     TextOut,
 )
-from omni_runtime.stages.worker import Worker, WorkerConfig
+from omni_runtime.stages.replica import Worker, WorkerConfig
 from tests.unit.stages.plans import TALKER_EDGE, THINKER_EDGE, a_plan
 
 pytestmark = pytest.mark.timeout(90)
