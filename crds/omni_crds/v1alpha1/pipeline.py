@@ -52,6 +52,7 @@ __all__ = [
     "CUSTOM_TOPOLOGY",
     "MODEL_URI",
     "AcceleratorSpec",
+    "AdminSurface",
     "BudgetSpec",
     "ChunkSpec",
     "ConnectorSpec",
@@ -75,6 +76,7 @@ __all__ = [
     "ResourcesSpec",
     "RolloutSpec",
     "RolloutStrategy",
+    "RoutingPolicy",
     "ScalingSpec",
     "SchedulingSpec",
     "StageSpec",
@@ -173,6 +175,22 @@ class DrainSpec(OmniModel):
     """Seconds in which a replica that leaves may finish its requests."""
 
 
+HEADER_NAME = r"^[a-z][-a-z0-9]*$"
+HTTP_URL = r"^https?://[!-~]+$"
+
+
+class RoutingPolicy(StrEnum):
+    LEAST_QUEUE = "LeastQueue"
+    ROUND_ROBIN = "RoundRobin"
+    POWER_OF_TWO = "PowerOfTwo"
+    SESSION_AFFINE = "SessionAffine"
+
+
+class AdminSurface(StrEnum):
+    DISABLED = "Disabled"
+    LOOPBACK = "Loopback"
+
+
 class EntrySpec(OmniModel):
     """The orchestrator and API server."""
 
@@ -181,7 +199,29 @@ class EntrySpec(OmniModel):
     port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     """Port of the Service. Without it: 80."""
     max_queue: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Requests that may wait for admission; the next one is answered with 429."""
+    """Requests that may wait for admission; the next one is answered with 429. A tenant that fills the queue gives way
+    to one that has fewer requests in it."""
+    max_per_tenant: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Requests of one tenant that may run or wait; its next one is answered with 429. Without it: no limit but the
+    queue's. Requests without a tenant count as one tenant."""
+    tenant_header: Annotated[str, Field(min_length=1, max_length=64, pattern=HEADER_NAME)] | None = None
+    """The HTTP header, in lower case, that names the tenant. Without it: x-omni-tenant. Whatever stands in front of the
+    entry must set it: clients are believed."""
+    request_timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    """Seconds after which a request fails, whatever a client asks for. Without it: 600."""
+    routing: RoutingPolicy | None = None
+    """How a replica of each stage is chosen. LeastQueue: the one with the most room; RoundRobin: one after the other;
+    PowerOfTwo: the better of two drawn at random; SessionAffine: the same one for the same session (header
+    x-omni-session, or the field `user`) while it has room. Without it: LeastQueue."""
+    replays: Annotated[int, Field(ge=0, le=3)] | None = None
+    """How often a request starts anew when it loses a replica before the client has had anything of it. Without it:
+    1."""
+    admin: AdminSurface | None = None
+    """Whether /v1/omni/pause, resume, sleep and wakeup are served. Loopback: only to clients inside the pod. Without it:
+    Disabled."""
+    otlp_endpoint: Annotated[str, Field(min_length=8, max_length=512, pattern=HTTP_URL)] | None = None
+    """OTLP/HTTP collector that gets a span per stage of each request, such as http://collector:4318. Without it: no
+    traces."""
 
 
 _CUSTOM = f"self.topology == '{CUSTOM_TOPOLOGY}'"

@@ -107,6 +107,13 @@ class EntryPlan(msgspec.Struct, frozen=True):
     max_queue: int
     node_selector: tuple[tuple[str, str], ...]
     tolerations: tuple[dict[str, str], ...]
+    max_per_tenant: int | None = None  # running and waiting
+    tenant_header: str = "x-omni-tenant"
+    request_timeout_seconds: int = 600
+    routing: str = "LeastQueue"  # LeastQueue | RoundRobin | PowerOfTwo | SessionAffine
+    replays: int = 1  # of a request that has emitted nothing, after the loss of a replica
+    admin: str = "Disabled"  # Disabled | Loopback
+    otlp_endpoint: str | None = None
 
 
 class ResolvedPlan(msgspec.Struct, frozen=True):

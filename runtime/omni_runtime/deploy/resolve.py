@@ -6,10 +6,12 @@ Order of precedence: pipeline spec, runtime profile, topology, defaults. Pure: n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
+from pydantic.alias_generators import to_camel
 
-from omni_crds.v1alpha1.pipeline import OmniPipeline, PipelineSpec, StageSpec
+from omni_crds.v1alpha1.pipeline import EntrySpec, OmniPipeline, PipelineSpec, StageSpec
 from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_runtime.deploy.edges import check_arena, resolve_edge
 from omni_runtime.deploy.model import Target, resolve_model
@@ -175,4 +177,23 @@ def _entry(spec: PipelineSpec, profile: OmniRuntimeProfile, origins: Origins, ba
         max_queue=origins.pick("entry.maxQueue", [(PIPELINE, entry.max_queue if entry else None)], MAX_QUEUE),
         node_selector=tuple(sorted(((general.node_selector if general else None) or {}).items())),
         tolerations=merge_tolerations(general),
+        **_entry_options(entry or EntrySpec(), origins),
     )
+
+
+def _entry_options(entry: EntrySpec, origins: Origins) -> dict[str, Any]:
+    """What the entry does with requests; fields of EntryPlan that have defaults of their own."""
+    defaults = {f.name: f.default for f in msgspec.structs.fields(EntryPlan)}
+    asked = {
+        "max_per_tenant": entry.max_per_tenant,
+        "tenant_header": entry.tenant_header,
+        "request_timeout_seconds": entry.request_timeout_seconds,
+        "routing": entry.routing.value if entry.routing else None,
+        "replays": entry.replays,
+        "admin": entry.admin.value if entry.admin else None,
+        "otlp_endpoint": entry.otlp_endpoint,
+    }
+    return {
+        name: origins.pick(f"entry.{to_camel(name)}", [(PIPELINE, value)], defaults[name])
+        for name, value in asked.items()
+    }

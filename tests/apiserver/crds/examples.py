@@ -20,7 +20,7 @@ from omni_crds.v1alpha1.base import (
 )
 from omni_crds.v1alpha1.conditions import CAMEL_CASE, TIMESTAMP
 from omni_crds.v1alpha1.graph import TAINT_KEY
-from omni_crds.v1alpha1.pipeline import MODEL_URI
+from omni_crds.v1alpha1.pipeline import HEADER_NAME, HTTP_URL, MODEL_URI
 from omni_crds.v1alpha1.runtimeprofile import ABSOLUTE_PATH, RESOURCE_NAME
 
 Node = dict[str, Any]
@@ -114,6 +114,14 @@ PATTERNS: dict[str, PatternExamples] = {
             "hf://a/b\n",
             "hf://ä/b",
         ),
+    ),
+    HEADER_NAME: PatternExamples(
+        padded(""), ("x-omni-tenant", "a"), ("X-Tenant", "1a", "-a", "a_b", "a b", "ä", "a\n")
+    ),
+    HTTP_URL: PatternExamples(
+        padded("http://"),
+        ("http://collector:4318", "https://otel.example.com/v1"),
+        ("collector:4318", "grpc://collector:4317", "http://", "http://a b", "http://ä", "http://a\n"),
     ),
     TAINT_KEY: PatternExamples(
         padded(""), ("nvidia.com/gpu", "a", "node.kubernetes.io/not-ready"), ("a b", "a=b", "ä")

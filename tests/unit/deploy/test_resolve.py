@@ -234,3 +234,32 @@ def test_long_names_and_dots_are_names(name: str) -> None:
     """Children get shortened names; the plan keeps the name as it is (T4, T5)."""
     plan = resolved(SMOL, name=name)
     assert plan.pipeline == plan.model.served_name == name
+
+
+def test_what_the_entry_does_with_requests_is_in_the_plan() -> None:
+    plain = resolved(SMOL).entry
+    assert (plain.routing, plain.replays, plain.admin, plain.tenant_header) == (
+        "LeastQueue",
+        1,
+        "Disabled",
+        "x-omni-tenant",
+    )
+    assert (plain.max_per_tenant, plain.otlp_endpoint, plain.request_timeout_seconds) == (None, None, 600)
+    plan = resolved(
+        SMOL
+        + """
+entry:
+  maxPerTenant: 4
+  tenantHeader: x-team
+  requestTimeoutSeconds: 30
+  routing: SessionAffine
+  replays: 0
+  admin: Loopback
+  otlpEndpoint: http://collector:4318
+"""
+    )
+    entry = plan.entry
+    assert (entry.max_per_tenant, entry.tenant_header, entry.request_timeout_seconds) == (4, "x-team", 30)
+    assert (entry.routing, entry.replays, entry.admin) == ("SessionAffine", 0, "Loopback")
+    assert entry.otlp_endpoint == "http://collector:4318"
+    assert (plan.origins["entry.routing"], plan.origins["entry.maxQueue"]) == ("pipeline", "default")
