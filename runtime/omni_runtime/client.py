@@ -82,6 +82,7 @@ def ask(
         "stream_options": {"include_usage": True},
         **({"max_tokens": max_tokens} if max_tokens is not None else {}),
         **fields,
+        "audio": {"format": "pcm16", **fields.get("audio", {})},
     }
     request_id = uuid.uuid4().hex
     listener = _Listener(on_text, on_audio, started=time.perf_counter())

@@ -9,6 +9,7 @@ from typing import Any
 
 from omni_runtime.errors import StreamClosed
 from omni_runtime.orchestrator.state import (
+    AudioPiece,
     Cancelled,
     Complete,
     Emit,
@@ -17,6 +18,7 @@ from omni_runtime.orchestrator.state import (
     Instant,
     RequestId,
     StageName,
+    TextPiece,
 )
 from omni_runtime.serving.params import StageParams
 from omni_runtime.topology.types import Modality
@@ -24,6 +26,8 @@ from omni_runtime.topology.types import Modality
 DEFAULT_DEADLINE_SECONDS = 600.0
 DEFAULT_INPUT_DEADLINE_SECONDS = 60.0  # shorter than the stages' own patience with a silent edge
 CLIENT_DISCONNECT = "client_disconnect"  # the reason when nobody reads the outputs any more
+SLOW_CLIENT = "slow_client"  # the reason when somebody does, but far too slowly
+MAX_BACKLOG_BYTES = 32 << 20  # of outputs that wait for the client: almost 6 minutes of 24 kHz audio
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +63,27 @@ class RequestTimings:
 
 Output = Emit | EmitStageEnd
 _END = (Complete, Fail, Cancelled)
+_CANCELLED = {SLOW_CLIENT: f"the client reads too slowly: over {MAX_BACKLOG_BYTES} bytes of the answer wait for it"}
+
+
+def _size(item: Output | Complete | Fail | Cancelled) -> int:
+    """Bytes, roughly, of what can be large."""
+    match item:
+        case Emit(piece=AudioPiece(pcm=pcm)):
+            return len(pcm)
+        case Emit(piece=TextPiece(text=text)):
+            return len(text)
+        case _:
+            return 0
 
 
 @dataclass(slots=True, eq=False)
 class RequestHandle:
     """The client's side of one request. Iterate `outputs`; `append` the rest of an input that comes in pieces; call
     `cancel` when the client is gone.
+
+    What the client has not read yet waits here, up to MAX_BACKLOG_BYTES; then the request ends, because a stage cannot
+    be slowed down for one of its requests.
     """
 
     request: RequestId
@@ -73,12 +92,17 @@ class RequestHandle:
     _append: Callable[[RequestId, str, bool], None]
     _queue: asyncio.Queue[Output | Complete | Fail | Cancelled] = field(default_factory=asyncio.Queue)
     ended: bool = False
+    backlog: int = 0  # bytes in the queue
     replicas: dict[StageName, str] = field(default_factory=dict)
 
     def put(self, item: Output | Complete | Fail | Cancelled) -> None:
         if not self.ended:
             self.ended = isinstance(item, _END)
             self._queue.put_nowait(item)
+            self.backlog += _size(item)
+            if self.backlog > MAX_BACKLOG_BYTES and not self.ended:
+                # Not from in here: the state machine is in the middle of its actions.
+                asyncio.get_running_loop().call_soon(self.cancel, SLOW_CLIENT)
 
     def cancel(self, reason: str) -> None:
         """Abort everywhere (R16). Harmless after the end."""
@@ -102,13 +126,14 @@ class RequestHandle:
         try:
             while True:
                 item = await self._queue.get()
+                self.backlog -= _size(item)
                 match item:
                     case Complete():
                         return
                     case Fail(error):
                         raise error
                     case Cancelled(reason):
-                        raise StreamClosed(reason)
+                        raise StreamClosed(_CANCELLED.get(reason, reason))
                     case _:
                         yield item
         finally:

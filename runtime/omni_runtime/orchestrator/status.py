@@ -27,6 +27,7 @@ class StageStatus(msgspec.Struct, frozen=True, rename="camel"):
     live_replicas: int
     waiting: int  # requests in the entry's queue that need this stage
     replicas: tuple[ReplicaStatus, ...]
+    voices: tuple[str, ...] = ()  # of its live replicas
 
 
 class OrchestratorStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -81,4 +82,9 @@ def _stage_status(pool: StagePool, waiting: int, now: Instant) -> StageStatus:
         for r in pool.members
     )
     live = sum(r.state == ReplicaState.LIVE.value for r in replicas)
-    return StageStatus(name=pool.stage, live_replicas=live, waiting=waiting, replicas=replicas)
+    return StageStatus(pool.stage, live, waiting, replicas, _voices(pool, now))
+
+
+def _voices(pool: StagePool, now: Instant) -> tuple[str, ...]:
+    live = (r for r in pool.members if pool.state_of(r, now) is ReplicaState.LIVE)
+    return tuple(sorted({voice for r in live for voice in r.hello.voices}))

@@ -29,6 +29,7 @@ class Hello(_Message, frozen=True, tag="hello"):
     shared_memory_domain: str  # replicas with the same value share an arena (same pod, same host process group)
     capacity: int  # requests in flight
     incarnation: str = ""  # one uuid per process start: a restarted container has the pod uid of the one before (R37)
+    voices: tuple[str, ...] = ()  # names that this stage takes for a request's `voice`
 
 
 class StageLoad(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,4 +1,4 @@
-"""Wire form of a chat completion: server-sent chunks and the whole answer. Pure builders.
+"""Wire form of a chat completion: streamed chunks and the whole answer. Pure builders.
 
 A streamed chunk has the top-level field `modality`; audio is base64 in `delta.content`, as vLLM-Omni's clients read it.
 `finish_reason` stands once per choice, in the last chunk.
@@ -12,24 +12,9 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
-from omni_runtime.errors import OmniError
-from omni_runtime.serving.audio import pcm16, wav
 from omni_runtime.serving.collect import Collected
-from omni_runtime.serving.errors import error_body
 
-DONE = b"data: [DONE]\n\n"
 AUDIO_EXPIRES_SECONDS = 3600
-_encode = msgspec.json.Encoder().encode
-
-
-def sse(body: dict[str, Any]) -> bytes:
-    return b"data: " + _encode(body) + b"\n\n"
-
-
-def sse_error(error: OmniError) -> bytes:
-    return sse(error_body(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +49,15 @@ class Completion:
         }
 
     def whole(
-        self, collected: Collected, *, text: bool, audio: bool, audio_format: str, extensions: dict[str, Any]
+        self, collected: Collected, *, text: bool, audio: bytes | None, extensions: dict[str, Any]
     ) -> dict[str, Any]:
-        """One choice that holds both text and audio (R53)."""
+        """One choice that holds both text and audio (R53). audio: the encoded file, None: not asked for."""
         spoken = "".join(collected.text)
         message: dict[str, Any] = {"role": "assistant", "content": spoken if text else None, "refusal": None}
-        if audio:
-            samples = pcm16(b"".join(collected.samples))
-            data = wav(samples, collected.sample_rate or 24_000) if audio_format == "wav" else samples
+        if audio is not None:
             message["audio"] = {
                 "id": f"audio_{self.id.removeprefix('chatcmpl-')}",
-                "data": base64.b64encode(data).decode("ascii"),
+                "data": base64.b64encode(audio).decode("ascii"),
                 "transcript": spoken,
                 "expires_at": self.created + AUDIO_EXPIRES_SECONDS,
                 "sample_rate": collected.sample_rate,

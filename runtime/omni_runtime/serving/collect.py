@@ -54,6 +54,19 @@ class Collected:
             "audio_seconds": round(self.audio_seconds, 4),
         }
 
+    def usage_so_far(self) -> dict[str, Any]:
+        """While the thinker writes: its count comes with its end, so tokens are counted by their ids."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": len(self.token_ids),
+            "total_tokens": self.prompt_tokens + len(self.token_ids),
+        }
+
+    @property
+    def pcm(self) -> bytes:
+        """float32 little-endian [n], the whole answer."""
+        return b"".join(self.samples)
+
     def extensions(self, *, token_ids: bool, codec_codes: bool) -> dict[str, Any]:
         """Fields that the client asked for by name."""
         fields: dict[str, Any] = {}

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fastapi import Request
+from starlette.requests import HTTPConnection
 
 from omni_runtime.deploy.plan import ResolvedPlan
 from omni_runtime.orchestrator.calls import Call, RequestHandle
 from omni_runtime.orchestrator.status import OrchestratorStatus
+from omni_runtime.serving.fetch import MediaFetcher
 from omni_runtime.topology.types import Modality
 
 
@@ -31,6 +32,7 @@ class ServingContext:
     render_metrics: Callable[[], tuple[bytes, str]]  # body, content type
     inputs: tuple[str, ...]  # kinds of input that the topology takes
     version: str
+    fetcher: MediaFetcher = field(default_factory=MediaFetcher)
     started: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -41,8 +43,12 @@ class ServingContext:
     def outputs(self) -> frozenset[Modality]:
         return frozenset(m for s in self.plan.stages for m in s.emits)
 
+    def voices(self) -> tuple[str, ...]:
+        """What the live replicas can speak with; empty while none has told."""
+        return tuple(sorted({v for s in self.requests.status().stages for v in s.voices}))
 
-def context_of(request: Request) -> ServingContext:
-    context = request.app.state.context
+
+def context_of(connection: HTTPConnection) -> ServingContext:
+    context = connection.app.state.context
     assert isinstance(context, ServingContext)
     return context

@@ -1,42 +1,37 @@
-"""Messages of a client -> `Submit.inputs` of stage 0: media decoded and bounded, never fetched, never parsed here.
-
-Parsing media is the thinker's work, in a process of its own; fetching URLs would let a client reach our network
-(R59, R60), so only data: URLs are taken.
-"""
+"""Messages of a client -> `Submit.inputs` of stage 0."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
-from omni_runtime.errors import FieldError, InvalidRequest
-from omni_runtime.serving.schema import (
+from omni_runtime.serving.fetch import MediaFetcher, MediaUrl
+from omni_runtime.serving.media import (
+    MAX_TOTAL_MEDIA_BYTES,
+    decode_base64,
+    decode_data_url,
+    invalid_part,
+)
+from omni_runtime.serving.schema.chat import (
     AudioUrlPart,
     ChatMessage,
     ContentPart,
     ImageUrlPart,
     InputAudioPart,
     TextPart,
+    VideoUrlPart,
 )
 
-MAX_MEDIA_BYTES = 25 << 20  # of one part, decoded
-MAX_TOTAL_MEDIA_BYTES = 64 << 20  # of one request, decoded
 
-_MEDIA_TYPES = {
-    "image": ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"),
-    "audio": ("audio/wav", "audio/x-wav", "audio/mpeg", "audio/mp3", "audio/flac", "audio/ogg", "audio/opus"),
-}
+async def build_inputs(
+    messages: list[ChatMessage], accepted: tuple[str, ...], fetcher: MediaFetcher, root: str = "messages"
+) -> dict[str, Any]:
+    """{"messages": [...]} as `serving.params` describes. accepted: input kinds of the topology; root: the field of the
+    request that the messages stand in, for errors.
 
-
-def build_inputs(messages: list[ChatMessage], accepted: tuple[str, ...]) -> dict[str, Any]:
-    """{"messages": [...]} as `serving.params` describes. `accepted`: input kinds of the topology.
-
-    Raises InvalidRequest, which names the part.
+    Raises InvalidRequest or FetchFailed, which name the part.
     """
     built: list[dict[str, Any]] = []
-    total = 0
+    pending: list[tuple[dict[str, Any], MediaUrl]] = []
     for i, message in enumerate(messages):
         role = "system" if message.role == "developer" else message.role
         content = message.content
@@ -45,68 +40,62 @@ def build_inputs(messages: list[ChatMessage], accepted: tuple[str, ...]) -> dict
             continue
         parts = []
         for j, part in enumerate(content):
-            value = _build_part(part, f"messages[{i}].content[{j}]", accepted)
-            total += len(value.get("data", b""))
+            value, url = _build_part(part, f"{root}[{i}].content[{j}]", accepted)
+            if url is not None:
+                fetcher.check(url)  # all of them before the first is fetched
+                pending.append((value, url))
             parts.append(value)
         built.append({"role": role, "content": parts})
-    if total > MAX_TOTAL_MEDIA_BYTES:
-        raise _invalid("messages", f"{total} bytes", "too much media", f"send at most {MAX_TOTAL_MEDIA_BYTES} bytes")
+    left = MAX_TOTAL_MEDIA_BYTES - _total(built)
+    if left < 0:
+        fix = f"send at most {MAX_TOTAL_MEDIA_BYTES} bytes"
+        raise invalid_part(root, f"{MAX_TOTAL_MEDIA_BYTES - left} bytes", "too much media", fix)
+    if pending:
+        fetched = await fetcher.fetch_all([url for _, url in pending], left)
+        for (value, _), (media_type, data) in zip(pending, fetched, strict=True):
+            _fill(value, media_type, data)
     return {"messages": built}
 
 
-def _build_part(part: ContentPart, path: str, accepted: tuple[str, ...]) -> dict[str, Any]:
+def _total(built: list[dict[str, Any]]) -> int:
+    return sum(len(p.get("data", b"")) for m in built if isinstance(m["content"], list) for p in m["content"])
+
+
+def _build_part(part: ContentPart, path: str, accepted: tuple[str, ...]) -> tuple[dict[str, Any], MediaUrl | None]:
+    """The part; with a URL, its bytes are still to come."""
     match part:
         case TextPart(text=text):
-            return {"type": "text", "text": text}
+            return {"type": "text", "text": text}, None
         case InputAudioPart(input_audio=audio):
             _check_kind("audio", path, accepted)
-            return {"type": "audio", "data": _base64(audio.data, f"{path}.input_audio.data"), "format": audio.format}
-        case ImageUrlPart(image_url=image):
-            _check_kind("image", path, accepted)
-            media_type, data = _data_url(image.url, f"{path}.image_url.url", "image")
-            return {"type": "image", "data": data, "media_type": media_type}
-        case AudioUrlPart(audio_url=audio):
-            _check_kind("audio", path, accepted)
-            media_type, data = _data_url(audio.url, f"{path}.audio_url.url", "audio")
-            return {"type": "audio", "data": data, "format": media_type.removeprefix("audio/").removeprefix("x-")}
+            data = decode_base64(audio.data, f"{path}.input_audio.data")
+            return {"type": "audio", "data": data, "format": audio.format}, None
+        case ImageUrlPart(image_url=media):
+            return _media("image", media.url, path, accepted)
+        case AudioUrlPart(audio_url=media):
+            return _media("audio", media.url, path, accepted)
+        case VideoUrlPart(video_url=media):
+            return _media("video", media.url, path, accepted)
+
+
+def _media(kind: str, url: str, path: str, accepted: tuple[str, ...]) -> tuple[dict[str, Any], MediaUrl | None]:
+    _check_kind(kind, path, accepted)
+    value: dict[str, Any] = {"type": kind}
+    where = f"{path}.{kind}_url.url"
+    if not url.startswith("data:"):
+        return value, MediaUrl(url, where, kind)
+    _fill(value, *decode_data_url(url, where, kind))
+    return value, None
+
+
+def _fill(value: dict[str, Any], media_type: str, data: bytes) -> None:
+    value["data"] = data
+    if value["type"] == "audio":
+        value["format"] = media_type.removeprefix("audio/").removeprefix("x-")
+    else:
+        value["media_type"] = media_type
 
 
 def _check_kind(kind: str, path: str, accepted: tuple[str, ...]) -> None:
     if kind not in accepted:
-        raise _invalid(path, kind, "this model does not take such input", f"send {' or '.join(accepted)}")
-
-
-def _data_url(url: str, path: str, kind: str) -> tuple[str, bytes]:
-    if not url.startswith("data:"):
-        raise _invalid(path, url, "URLs are not fetched", f"send the {kind} itself: data:{kind}/...;base64,...")
-    header, comma, body = url[5:].partition(",")
-    fields = header.split(";")
-    media_type = fields[0].lower()
-    if not comma or media_type not in _MEDIA_TYPES[kind]:
-        raise _invalid(path, url, f"not a data URL of a known {kind} type", f"use {', '.join(_MEDIA_TYPES[kind])}")
-    if "base64" in fields[1:]:
-        return media_type, _base64(body, path)
-    data = unquote_to_bytes(body)
-    _check_size(len(data), path)
-    return media_type, data
-
-
-def _base64(text: str, path: str) -> bytes:
-    _check_size(len(text) * 3 // 4, path)
-    try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise _invalid(path, text, "not base64", "encode the bytes of the file with standard base64") from None
-    if not data:
-        raise _invalid(path, "", "empty", "send the bytes of the file")
-    return data
-
-
-def _check_size(size: int, path: str) -> None:
-    if size > MAX_MEDIA_BYTES:
-        raise _invalid(path, f"{size} bytes", "too large", f"send at most {MAX_MEDIA_BYTES} bytes per part")
-
-
-def _invalid(path: str, value: str, problem: str, fix: str) -> InvalidRequest:
-    shown = value if len(value) <= 60 else f"{value[:57]}..."
-    return InvalidRequest(str(FieldError(path, shown, problem, fix)))
+        raise invalid_part(path, kind, "this model does not take such input", f"send {' or '.join(accepted)}")

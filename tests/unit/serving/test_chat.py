@@ -47,12 +47,13 @@ async def test_openai_client_whole_answer(server: Server) -> None:
 
 
 async def test_openai_client_stream(server: Server) -> None:
-    """R51, R50: text and audio pieces by `modality`; one finish_reason, on the last modality; raw PCM by default."""
+    """R51, R50: text and audio pieces by `modality`; one finish_reason, on the last modality; raw PCM."""
     await server.replicas()
     stream = await server.openai.chat.completions.create(
         model="test-omni",
         messages=[{"role": "user", "content": "hi"}],
         modalities=["text", "audio"],
+        audio={"format": "pcm16", "voice": "alloy"},
         stream=True,
         stream_options={"include_usage": True},
     )
@@ -160,7 +161,7 @@ async def test_parameters_reach_every_stage_and_media_only_the_first(server: Ser
         pytest.param({"max_tokens": "many"}, ["max_tokens", "many"], id="not a number"),
         pytest.param({"modalities": ["smell"]}, ["modalities[0]", "smell", "text"], id="modality"),
         pytest.param({"modalities": []}, ["modalities"], id="no modality"),
-        pytest.param({"audio": {"format": "mp3"}}, ["audio.format", "mp3", "wav"], id="audio format"),
+        pytest.param({"audio": {"format": "aac"}}, ["audio.format", "aac", "wav"], id="audio format"),
         pytest.param({"audio": {"voice": "../../etc/passwd"}}, ["audio.voice"], id="voice is no path (R58)"),
         pytest.param({"n": 2}, ["n", "one choice per request"], id="n"),
         pytest.param({"tools": [{}]}, ["tools", "leave the field out"], id="tools"),
@@ -174,7 +175,12 @@ async def test_parameters_reach_every_stage_and_media_only_the_first(server: Ser
                     }
                 ]
             },
-            ["messages[0].content[0].image_url.url", "URLs are not fetched", "data:image"],
+            [
+                "messages[0].content[0].image_url.url",
+                "URLs of this host are not fetched",
+                "no host is allowed",
+                "data:image",
+            ],
             id="no fetching (R59, R60)",
         ),
         pytest.param(
@@ -183,7 +189,7 @@ async def test_parameters_reach_every_stage_and_media_only_the_first(server: Ser
                     {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}
                 ]
             },
-            ["URLs are not fetched"],
+            ["only data:, http: and https: URLs are read"],
             id="no files",
         ),
         pytest.param(
@@ -200,6 +206,11 @@ async def test_parameters_reach_every_stage_and_media_only_the_first(server: Ser
         ),
         pytest.param(
             {"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "x"}}]}]},
+            ["messages[0].content[0]", "video", "text or audio or image"],
+            id="a kind that the topology does not take",
+        ),
+        pytest.param(
+            {"messages": [{"role": "user", "content": [{"type": "smell_url"}]}]},
             ["messages[0].content[0]", "video_url"],
             id="unknown part",
         ),

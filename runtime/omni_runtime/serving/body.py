@@ -1,0 +1,57 @@
+"""The body of a request -> a value of `schema`: bounded, JSON, every wrong field named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from omni_runtime.errors import InvalidRequest
+from omni_runtime.serving.errors import BodyTooLarge, invalid_fields
+from omni_runtime.serving.schema.common import Refused, first_refused
+
+MAX_BODY_BYTES = 100 << 20
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
+    """The body, up to `limit` bytes, whatever content-length says. Raises BodyTooLarge."""
+    pieces, size = [], 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > limit:
+            raise BodyTooLarge(f"the request body is over {limit} bytes; send less")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def parse_body(body: bytes, model: type[Model], refused: Iterable[Refused] = ()) -> Model:
+    """Raises InvalidRequest, which names every wrong field."""
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"body: not JSON: {error}; send a JSON object") from error
+    return parse_fields(fields, model, refused)
+
+
+def parse_fields(fields: Any, model: type[Model], refused: Iterable[Refused] = ()) -> Model:
+    """The same for JSON that is decoded already."""
+    if not isinstance(fields, dict):
+        raise InvalidRequest(f"body: {type(fields).__name__}: not an object; send a JSON object")
+    problem = first_refused(fields, refused)
+    if problem is not None:
+        raise InvalidRequest(str(problem))
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise invalid_fields(error) from error
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """For a route's `openapi_extra`: the routes read their bodies themselves, to bound them."""
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}

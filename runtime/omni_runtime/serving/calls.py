@@ -1,0 +1,80 @@
+"""From a validated body to a Call: what every surface checks and fills in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.requests import HTTPConnection
+
+from omni_runtime.errors import FieldError, InvalidRequest
+from omni_runtime.orchestrator.calls import DEFAULT_DEADLINE_SECONDS, Call
+from omni_runtime.serving.context import ServingContext
+from omni_runtime.serving.errors import UnknownModel
+from omni_runtime.serving.params import StageParams
+from omni_runtime.serving.schema.common import Sampling
+from omni_runtime.topology.types import Modality
+
+
+def check_model(name: str | None, context: ServingContext) -> str:
+    """The served name. Raises UnknownModel (R56)."""
+    if name is not None and name not in context.model_names:
+        raise UnknownModel(f"model {name!r} is not served here; use {' or '.join(context.model_names)}")
+    return name or context.model_names[0]
+
+
+def check_modalities(asked: Iterable[str], context: ServingContext) -> frozenset[Modality]:
+    """Raises InvalidRequest for what this pipeline does not give."""
+    modalities = frozenset(Modality(m) for m in asked)
+    beyond = sorted(modalities - context.outputs)
+    if beyond:
+        fix = f"use {', '.join(sorted(context.outputs))}"
+        raise InvalidRequest(str(FieldError("modalities", ", ".join(beyond), "this model does not give it", fix)))
+    return modalities
+
+
+def check_voice(voice: str | None, context: ServingContext, field: str) -> str | None:
+    """Raises InvalidRequest for a voice that no live talker has; None, and what no talker told yet, passes on.
+
+    The talker checks it again: the entry's knowledge is as old as the last registration.
+    """
+    known = context.voices()
+    if voice is None or not known or voice.lower() in {k.lower() for k in (*known, *VOICE_ALIASES)}:
+        return voice
+    raise InvalidRequest(str(FieldError(field, voice, "there is no such voice", f"use {', '.join(known)}")))
+
+
+VOICE_ALIASES = ("default", "alloy")  # OpenAI's clients must send a voice; these mean the model's own
+
+
+def sampling_params(sampling: Sampling, modalities: frozenset[Modality], **more: Any) -> StageParams:
+    """`more`: fields of StageParams that the surface has beyond the common ones."""
+    return StageParams(
+        modalities=tuple(sorted(modalities)),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=max(0, sampling.top_k),
+        stop=tuple(sampling.stop),
+        seed=sampling.seed,
+        ignore_eos=sampling.ignore_eos,
+        **more,
+    )
+
+
+def build_call(
+    connection: HTTPConnection,
+    modalities: frozenset[Modality],
+    params: StageParams,
+    inputs: dict[str, Any],
+    timeout_seconds: float | None,
+    **more: Any,
+) -> Call:
+    """The request's label comes from the connection."""
+    return Call(
+        modalities=modalities,
+        params=params,
+        inputs=inputs,
+        deadline_seconds=timeout_seconds or DEFAULT_DEADLINE_SECONDS,
+        label=connection.state.request_id,
+        **more,
+    )

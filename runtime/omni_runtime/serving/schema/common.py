@@ -1,0 +1,85 @@
+"""What several surfaces share: bounds, sampling fields, and the list of fields that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from omni_runtime.errors import FieldError
+
+MAX_TEXT_CHARACTERS = 1_000_000
+MAX_TOKENS = 1_048_576
+
+#: A name, never a path (R58).
+VoiceName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+
+
+class Value(BaseModel):
+    """Frozen. A null is a field that the client did not set, as OpenAI's clients send it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, value: Any) -> Any:
+        return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+
+
+class StreamOptions(Value):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False  # usage with every text chunk, as vLLM's benchmark client asks for it
+
+
+class Sampling(Value):
+    """Fields of every surface that generates text."""
+
+    model: str | None = Field(default=None, max_length=256)
+    stream: bool = False
+    temperature: float = Field(default=0.0, ge=0.0, le=2.0, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, allow_inf_nan=False)
+    top_k: int = Field(default=0, ge=-1, le=1_000_000)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stop: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(default_factory=list, max_length=16)
+    # Extensions
+    ignore_eos: bool = False
+    timeout_seconds: float | None = Field(default=None, gt=0.0, le=86_400.0, allow_inf_nan=False)
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A field that asks for something else than this server does, unless its value is `allowed`."""
+
+    name: str
+    fix: str
+    allowed: Callable[[Any], bool] = lambda value: not value
+
+
+def first_refused(body: dict[str, Any], rules: Iterable[Refused]) -> FieldError | None:
+    for rule in rules:
+        value = body.get(rule.name)
+        if value is not None and not rule.allowed(value):
+            return FieldError(rule.name, str(value)[:80], "not supported", rule.fix)
+    return None
+
+
+def _plain_text(value: Any) -> bool:
+    return bool(value == {"type": "text"})
+
+
+LOGIT_FIELDS = (
+    Refused("logprobs", "log probabilities are not supported; leave the field out"),
+    Refused("logit_bias", "logit_bias is not supported; leave the field out"),
+    Refused("presence_penalty", "only 0 is supported"),
+    Refused("frequency_penalty", "only 0 is supported"),
+)
+ONE_CHOICE = Refused("n", "one choice per request; send n requests", allowed=lambda n: n == 1)
+NO_TOOLS = Refused("tools", "tools are not supported; leave the field out")
+PLAIN_TEXT_ONLY = Refused("response_format", 'only {"type": "text"} is supported', allowed=_plain_text)

@@ -1,0 +1,103 @@
+"""The answer of a request on its way to the client; who leaves or does not read ends the request on every stage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from omni_runtime.errors import StreamClosed
+from omni_runtime.logs import get_logger
+from omni_runtime.orchestrator.calls import CLIENT_DISCONNECT, SLOW_CLIENT, Output, RequestHandle
+from omni_runtime.serving.collect import Collected
+
+log = get_logger(__name__)
+
+#: How long one piece may wait for a client that does not read.
+SEND_SECONDS = 30.0
+
+T = TypeVar("T")
+
+
+class RequestStream(StreamingResponse):
+    """A body that ends with its request: whatever ends the one ends the other (R16).
+
+    The server stops pulling at a client that does not read; outputs then wait in the handle's queue, which is bounded,
+    and a client that takes nothing for SEND_SECONDS is given up.
+    """
+
+    def __init__(
+        self, handle: RequestHandle, body: AsyncIterator[bytes], media_type: str = "text/event-stream", **options: Any
+    ) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **options.pop("headers", {})}
+        super().__init__(body, media_type=media_type, headers=headers, **options)
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(SEND_SECONDS):
+                await send(message)
+
+        reason = CLIENT_DISCONNECT
+        try:
+            await super().__call__(scope, receive, send_in_time)
+        except TimeoutError:  # the server closes the connection: there is no telling a client that does not read
+            reason = SLOW_CLIENT
+            log.warning("request.slow_client", id=self._handle.request, seconds=SEND_SECONDS)
+        finally:
+            self._handle.cancel(reason)
+
+
+async def unless_gone(request: Request, handle: RequestHandle, work: Awaitable[T]) -> T:
+    """The result of `work`, or StreamClosed as soon as the client has gone, which also aborts the request (R16)."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise StreamClosed("the client closed the connection")
+        return task.result()
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            handle.cancel(CLIENT_DISCONNECT)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def collect(request: Request, handle: RequestHandle) -> Collected:
+    """Everything that the request gives. Raises its error."""
+    return await unless_gone(request, handle, _collect(handle))
+
+
+async def _collect(handle: RequestHandle) -> Collected:
+    collected = Collected()
+    async for output in handle.outputs():
+        collected.add(output)
+    return collected
+
+
+async def begin(request: Request, handle: RequestHandle) -> AsyncIterator[Output]:
+    """The outputs, after the first has come: what fails before it is an HTTP status, not a broken stream."""
+    outputs = handle.outputs()
+    return _chain(await unless_gone(request, handle, _next(outputs)), outputs)
+
+
+async def _next(outputs: AsyncIterator[Output]) -> Output | None:
+    """None: the request ended without any output."""
+    return await anext(outputs, None)
+
+
+async def _chain(first: Output | None, rest: AsyncIterator[Output]) -> AsyncIterator[Output]:
+    if first is not None:
+        yield first
+        async for output in rest:
+            yield output
