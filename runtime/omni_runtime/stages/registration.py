@@ -9,7 +9,6 @@ import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import cast
 
 import msgspec
 import zmq
@@ -18,6 +17,7 @@ import zmq.asyncio
 from omni_runtime.logs import get_logger
 from omni_runtime.protocol import control
 from omni_runtime.protocol.channels import Channels
+from omni_runtime.protocol.mailbox import Mailbox
 
 log = get_logger(__name__)
 
@@ -66,6 +66,7 @@ class Link:
         self._channels = channels
         self._events = events
         self._socket: zmq.asyncio.Socket | None = None
+        self._mailbox: Mailbox | None = None
         self._heartbeat_seconds = HELLO_SECONDS
         self._heard_at = 0.0
         self._refusal = ""
@@ -82,10 +83,8 @@ class Link:
 
     def send(self, message: control.StageMessage) -> None:
         """Queue a message; the socket has no high-water mark, so this neither blocks nor drops while it is open."""
-        if self._socket is None:
-            return
-        sent = cast("asyncio.Future[object]", self._socket.send(control.encode(message), zmq.DONTWAIT))
-        sent.add_done_callback(_consume)
+        if self._mailbox is not None:
+            self._mailbox.send((control.encode(message),))
 
     def leave(self, reason: str) -> None:
         self._leaving = True
@@ -97,6 +96,9 @@ class Link:
             self._events.lost(gone)
 
     def _release(self) -> None:
+        if self._mailbox is not None:
+            self._mailbox.close()
+            self._mailbox = None
         if self._socket is not None:
             self._channels.release(self._socket, linger_ms=FAREWELL_MS)  # the last messages end requests
             self._socket = None
@@ -105,10 +107,11 @@ class Link:
         now = asyncio.get_running_loop().time
         while True:
             self._socket = self._channels.dial(zmq.DEALER, self.endpoint)
+            self._mailbox = Mailbox(self._socket, self._take)
             self._heard_at = now()
             beats = asyncio.create_task(self._beat(now))
             try:
-                await self._receive(self._socket, now)
+                await self._until_silent(self._mailbox, now)
             finally:
                 beats.cancel()
             if self.orchestrator is not None:
@@ -116,22 +119,23 @@ class Link:
             self._forget()
             self._release()
 
-    async def _receive(self, sock: zmq.asyncio.Socket, now: Now) -> None:
+    async def _until_silent(self, mailbox: Mailbox, now: Now) -> None:
         """Until nothing was heard for SILENCE_SECONDS."""
         while True:
+            mailbox.drain()  # if it was us who slept, the orchestrator's words wait in the socket
             left = self._heard_at + SILENCE_SECONDS - now()
-            if left <= 0 or not await sock.poll(int(left * 1000) + 1):
-                if now() - self._heard_at >= SILENCE_SECONDS:
-                    return
-                continue
-            raw = await sock.recv()
-            self._heard_at = now()
-            try:
-                message = control.decode_orchestrator_message(raw)
-            except msgspec.MsgspecError as error:
-                log.warning("orchestrator.undecodable", endpoint=self.endpoint, error=str(error))
-                continue
-            self._handle(message)
+            if left <= 0:
+                return
+            await asyncio.sleep(left)
+
+    def _take(self, frames: list[bytes]) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        try:
+            message = control.decode_orchestrator_message(frames[-1])
+        except msgspec.MsgspecError as error:
+            log.warning("orchestrator.undecodable", endpoint=self.endpoint, error=str(error))
+            return
+        self._handle(message)
 
     def _handle(self, message: control.OrchestratorMessage) -> None:
         match message:
@@ -217,8 +221,3 @@ class Registration:
         for link in self._links.values():
             await link.close()
         self._links.clear()
-
-
-def _consume(sent: asyncio.Future[object]) -> None:
-    if not sent.cancelled():
-        sent.exception()  # a closed socket is noticed by the link's own loop
