@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import uvicorn
 
-from omni_runtime import logs
+from omni_runtime import eventloop, logs
 from omni_runtime.deploy.plan import ENTRY_CONTROL_PORT, ENTRY_HTTP_PORT, ResolvedPlan, load_plan
 from omni_runtime.errors import InvalidPipeline, OmniError
 from omni_runtime.metrics.entry import EntryMetrics
@@ -155,7 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     logs.configure("entry", level=options.log_level)
     try:
-        return asyncio.run(serve(options))
+        return eventloop.run(serve(options))
     except InvalidPipeline as error:
         log.error("entry.invalid_plan", errors=[str(e) for e in error.errors])
     except OmniError as error:

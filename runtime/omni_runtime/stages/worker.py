@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import math
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from omni_runtime import eventloop
 from omni_runtime.deploy.plan import ENGINE_HTTP_PORT, ENTRY_CONTROL_PORT, StagePlan, load_plan
 from omni_runtime.errors import OmniError
 from omni_runtime.logs import configure, get_logger
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None, *, build: BuildEngine | None = None)
     args = _parse(argv)
     configure("engine", level=args.log_level, stage=args.stage, replica=args.replica)
     try:
-        return asyncio.run(_main(args, build))
+        return eventloop.run(_main(args, build))
     except (OmniError, KeyError) as error:
         log.error("worker.bad_configuration", reason=str(error))
         return 2
