@@ -13,7 +13,7 @@ import os
 import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from omni_runtime.connectors import wire
 from omni_runtime.connectors.wire import FRAME_PREFIX, ProtocolError
@@ -39,9 +39,8 @@ class FrameChannel(asyncio.Protocol):
         self._writable.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER)
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by what it does, not by its class
+        self._transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER)
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
