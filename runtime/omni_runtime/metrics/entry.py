@@ -18,7 +18,11 @@ FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 AUDIBLE_UNDERRUN_SECONDS = 0.1
 
-_FAILURES = {"client_disconnect": "client_disconnect", "client_abort": "client_abort", "slow_client": "client_disconnect"}
+_FAILURES = {
+    "client_disconnect": "client_disconnect",
+    "client_abort": "client_abort",
+    "slow_client": "client_disconnect",
+}
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from omni_runtime.serving import chat, errors, health, models
+from omni_runtime.serving import chat, errors, health, models, speech
 from omni_runtime.serving.context import ServingContext
 from omni_runtime.serving.request_ids import RequestIds
 
@@ -14,6 +14,6 @@ def build_app(context: ServingContext) -> FastAPI:
     app.state.context = context
     app.add_middleware(RequestIds)
     errors.install(app)
-    for router in (chat.router, models.router, health.router):
+    for router in (chat.router, speech.router, models.router, health.router):
         app.include_router(router)
     return app

@@ -39,8 +39,8 @@ async def create_chat_completion(request: Request) -> Response:
     handle = context.requests.submit(call)
     log.info("request.accepted", id=handle.request, modalities=sorted(call.modalities), stream=chat.stream)
     if chat.stream:
-        outputs = await begin(request, handle)
-        return RequestStream(handle, _stream(chat, call, completion, outputs))
+        opened = await begin(request, handle)
+        return RequestStream(handle, _stream(chat, call, completion, opened.outputs()))
     return await _whole(chat, call, completion, await collect(request, handle))
 
 
@@ -97,7 +97,7 @@ async def _whole(chat: ChatRequest, call: Call, completion: Completion, collecte
 async def _stream(
     chat: ChatRequest, call: Call, completion: Completion, outputs: AsyncIterator[Output]
 ) -> AsyncIterator[bytes]:
-    collected = Collected()
+    collected = Collected(keep_samples=False)
     encoder = StreamEncoder(chat.audio.format)
     counts = _counts_tokens(chat)
     last = Modality.TEXT if Modality.TEXT in call.modalities else Modality.AUDIO

@@ -9,9 +9,10 @@ from omni_runtime.orchestrator.state import AudioPiece, CodesPiece, Emit, EmitSt
 
 
 class Collected:
-    """Fed with every output of a request, in order."""
+    """Fed with every output of a request, in order. keep_samples: False where they have left already."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep_samples: bool = True) -> None:
+        self._keep_samples = keep_samples
         self.text: list[str] = []
         self.samples: list[bytes] = []
         self.sample_rate = 0
@@ -29,7 +30,8 @@ class Collected:
                 self.text.append(text)
                 self.token_ids.extend(ids)
             case Emit(piece=AudioPiece() as piece):
-                self.samples.append(piece.pcm)
+                if self._keep_samples:
+                    self.samples.append(piece.pcm)
                 self.sample_rate = piece.sample_rate
                 self.audio_seconds += piece.seconds
                 self.frames += piece.frames

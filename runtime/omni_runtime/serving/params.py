@@ -15,6 +15,7 @@ that an entry and a stage of neighbouring versions can talk.
 | voice | talker | None: the model's default; an unknown one is InvalidRequest, never a path (R58) |
 | talker_max_tokens | talker | upper bound of codec frames |
 | talker_temperature | talker | None: the model's default; 0 = greedy |
+| speed | talker of smol_omni | 1.0 = as the stage is set; others refuse it at the entry |
 | return_token_ids | thinker | fill `ClientText.token_ids` |
 
 `Submit.inputs` of stage 0 is {"messages": [...]}: OpenAI messages whose content is a string or a list of parts
@@ -43,6 +44,7 @@ class StageParams(msgspec.Struct, frozen=True, kw_only=True):
     voice: str | None = None
     talker_max_tokens: int | None = None
     talker_temperature: float | None = None
+    speed: float = 1.0
     return_token_ids: bool = False
 
     def as_map(self) -> dict[str, Any]:

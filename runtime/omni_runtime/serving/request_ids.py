@@ -35,12 +35,16 @@ class RequestIds:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         header = next((v for k, v in scope["headers"] if k == b"x-request-id"), None)
         request_id = request_id_of(header.decode("latin-1") if header is not None else None)
         scope.setdefault("state", {})["request_id"] = request_id
+        if scope["type"] == "websocket":
+            with request_context(request_id):
+                await self._app(scope, receive, send)
+            return
 
         started = False
 

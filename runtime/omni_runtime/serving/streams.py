@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from omni_runtime.errors import StreamClosed
+from omni_runtime.errors import OmniError, StreamClosed
 from omni_runtime.logs import get_logger
 from omni_runtime.orchestrator.calls import CLIENT_DISCONNECT, SLOW_CLIENT, Output, RequestHandle
 from omni_runtime.serving.collect import Collected
@@ -45,6 +46,8 @@ class RequestStream(StreamingResponse):
         reason = CLIENT_DISCONNECT
         try:
             await super().__call__(scope, receive, send_in_time)
+        except OmniError:  # a body without a place for errors: the connection breaks off, and the log has the reason
+            pass
         except TimeoutError:  # the server closes the connection: there is no telling a client that does not read
             reason = SLOW_CLIENT
             log.warning("request.slow_client", id=self._handle.request, seconds=SEND_SECONDS)
@@ -85,19 +88,25 @@ async def _collect(handle: RequestHandle) -> Collected:
     return collected
 
 
-async def begin(request: Request, handle: RequestHandle) -> AsyncIterator[Output]:
-    """The outputs, after the first has come: what fails before it is an HTTP status, not a broken stream."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Opened:
+    """A request whose first output has come. None: it ended without any."""
+
+    first: Output | None
+    _rest: AsyncIterator[Output]
+
+    async def outputs(self) -> AsyncIterator[Output]:
+        if self.first is not None:
+            yield self.first
+            async for output in self._rest:
+                yield output
+
+
+async def begin(request: Request, handle: RequestHandle) -> Opened:
+    """Wait for the first output: what fails before it is an HTTP status, not a broken stream."""
     outputs = handle.outputs()
-    return _chain(await unless_gone(request, handle, _next(outputs)), outputs)
+    return Opened(await unless_gone(request, handle, _next(outputs)), outputs)
 
 
 async def _next(outputs: AsyncIterator[Output]) -> Output | None:
-    """None: the request ended without any output."""
     return await anext(outputs, None)
-
-
-async def _chain(first: Output | None, rest: AsyncIterator[Output]) -> AsyncIterator[Output]:
-    if first is not None:
-        yield first
-        async for output in rest:
-            yield output

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from omni_runtime.protocol.payload import Payload
 
@@ -104,3 +104,11 @@ class StageEngine(Protocol):
 
     def stats(self) -> EngineStats: ...
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Speaker(Protocol):
+    """What an engine has beyond StageEngine if requests may choose a voice."""
+
+    def voices(self) -> tuple[str, ...]:
+        """Names that it takes for `StageParams.voice`; known once it is loaded."""

@@ -19,7 +19,7 @@ from omni_runtime.logs import get_logger
 from omni_runtime.protocol import control
 from omni_runtime.protocol.channels import Channels
 from omni_runtime.stages import requests as book
-from omni_runtime.stages.engine import AudioOut, StageEngine
+from omni_runtime.stages.engine import AudioOut, Speaker, StageEngine
 from omni_runtime.stages.metrics import StageMetrics
 from omni_runtime.stages.probes import serve_probes
 from omni_runtime.stages.pump import Pump
@@ -60,6 +60,7 @@ class Worker:
         self._metrics = StageMetrics(
             model_name=config.plan.model.served_name, stage=config.stage.name, replica=config.replica
         )
+        self._engine = engine
         self._runner = EngineRunner(engine, self._from_engine_thread)
         self._registration: Registration | None = None
         self._pumps: dict[tuple[str, str], Pump] = {}
@@ -312,6 +313,7 @@ class Worker:
             shared_memory_domain=self._edges.shared_memory_domain,
             capacity=self._config.stage.max_concurrency,
             incarnation=uuid.uuid4().hex,
+            voices=self._engine.voices() if isinstance(self._engine, Speaker) else (),
         )
 
     def _die(self, reason: str) -> None:

@@ -42,6 +42,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     parallel: bool  # may spread one replica over several devices
     args: tuple[ArgSpec, ...]
     refused: tuple[tuple[str, str], ...] = ()  # arg -> why, and what to use instead
+    speed: bool = False  # speaks faster or slower when a request asks for it
 
     def arg(self, name: str) -> ArgSpec | None:
         return next((a for a in self.args if a.name == name), None)
@@ -212,6 +213,7 @@ ENGINES = MappingProxyType(
                     ArgSpec("speed", ArgType.FLOAT, 0.25, 4.0),
                 ),
                 refused=_NOT_HERE,
+                speed=True,
             ),
             EngineSpec(
                 kind=EngineKind.HIBARI_VOCODER,

@@ -6,15 +6,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from omni_runtime.errors import FieldError
 
 MAX_TEXT_CHARACTERS = 1_000_000
 MAX_TOKENS = 1_048_576
 
+
+def _voice_by_id(value: Any) -> Any:
+    """OpenAI's clients may send {"id": NAME}."""
+    return value.get("id") if isinstance(value, dict) else value
+
+
 #: A name, never a path (R58).
-VoiceName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+VoiceName = Annotated[
+    str, BeforeValidator(_voice_by_id), Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
+]
 
 
 class Value(BaseModel):

@@ -39,6 +39,7 @@ class PhraseFrames:
 @dataclass(slots=True)
 class _Speaking:
     edge: str | None
+    speed: float = 1.0  # of the request, on top of the stage's own
     segments: deque[str] = field(default_factory=deque)
     upstream_finished: bool = False
     started: bool = False
@@ -82,10 +83,14 @@ class HibariAcousticEngine:
         self._net = Hibari(voice=self._voice, threads=self._threads)
         self._net("Ready.", seed=0)  # loads the pronunciation tables and runs the net once
 
+    def voices(self) -> tuple[str, ...]:
+        return (self._voice,)
+
     def submit(self, request: StageRequest) -> None:
-        self._check(from_map(request.params))
+        params = from_map(request.params)
+        self._check(params)
         edge = self._edge.name if self._edge.name in request.downstream_edges else None
-        self._requests.add(request.request, _Speaking(edge=edge))
+        self._requests.add(request.request, _Speaking(edge=edge, speed=params.speed))
 
     def _check(self, params: StageParams) -> None:
         """Only the voice that is loaded: a name of a client never becomes a path or a download (R58)."""
@@ -146,7 +151,7 @@ class HibariAcousticEngine:
             state.started = True
             outputs.append(Started(request))
         for phonemes in self._net.phonemize(text):
-            phrase = self.run(phonemes)
+            phrase = self.run(phonemes, state.speed)
             if phrase is None:
                 continue
             bounds = chunk_bounds(phrase.frames, state.frames, self._edge.initial_frames, self._edge.frames)
@@ -167,12 +172,12 @@ class HibariAcousticEngine:
             state.phrases += 1
         return outputs
 
-    def run(self, phonemes: str) -> PhraseFrames | None:
-        """One run of the net; None for a phrase without a sound."""
+    def run(self, phonemes: str, speed: float = 1.0) -> PhraseFrames | None:
+        """One run of the net; None for a phrase without a sound. speed: on top of the stage's own."""
         ids = self._net.ids(phonemes)
         if len(ids) < 3:
             return None
-        inputs = {"ids": np.asarray([ids], np.int64), "speed": np.asarray([self._speed], np.float32)}
+        inputs = {"ids": np.asarray([ids], np.int64), "speed": np.asarray([self._speed * speed], np.float32)}
         *spectra, f0 = (output[0] for output in self._net.sess.run(None, inputs))
         return PhraseFrames({n: s.T for n, s in zip(SPECTRA, spectra, strict=True)}, np.asarray(f0, np.float32))
 
