@@ -43,6 +43,8 @@ DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
 DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
+NODE = Kind("", "v1", "Node", "nodes", namespaced=False)
+QUOTA = Kind("", "v1", "ResourceQuota", "resourcequotas")
 EVENT = Kind("events.k8s.io", "v1", "Event", "events")
 CRD = Kind("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
 

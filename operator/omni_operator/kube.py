@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from omni_operator.kinds import JsonObject, Kind
 READ_TIMEOUT_SECONDS = 20.0
 WRITE_TIMEOUT_SECONDS = 20.0
 PAGE_SIZE = 500
+WATCH_SLACK_SECONDS = 10.0  # past the end that was agreed with the server: then the connection is dead, not quiet
 USER_AGENT = "omni-operator"
 
 APPLY = "application/apply-patch+yaml"  # JSON is YAML; the +json form is newer than the oldest server that we support
@@ -57,10 +58,16 @@ class KubeApi(Protocol):
 
 
 class Kube:
-    """The real client. `login` is called at the start and again on every 401."""
+    """The real client. `login` is called at the start and again on every 401.
 
-    def __init__(self, login: Callable[[], kopf.ConnectionInfo]) -> None:
+    require: the RBAC table of the process, see `rbac.require`; raises for a call that the table does not grant.
+    """
+
+    def __init__(
+        self, login: Callable[[], kopf.ConnectionInfo], require: Callable[[str, str, str], None] = rbac.require
+    ) -> None:
         self._login = login
+        self._require = require
         self._session: aiohttp.ClientSession | None = None
         self._server = ""
         self._opening = asyncio.Lock()
@@ -96,7 +103,7 @@ class Kube:
         content_type: str = JSON,
         timeout: float,
     ) -> JsonObject:
-        rbac.require(kind.group, f"{kind.plural}/{subresource}" if subresource else kind.plural, verb)
+        self._require(kind.group, f"{kind.plural}/{subresource}" if subresource else kind.plural, verb)
         path = kind.path(namespace, name, subresource)
         for attempt in (1, 2):
             try:
@@ -157,17 +164,56 @@ class Kube:
     async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> Listing:
         """All objects; a page that expires in the middle starts the whole list again, so it is never partial."""
         items: list[JsonObject] = []
+        version = ""
+        async for page in self.pages(kind, namespace, selector):
+            items.extend(page.items)
+            version = page.resource_version
+        return Listing(tuple(items), version)
+
+    async def pages(self, kind: Kind, namespace: str | None, selector: str = "") -> AsyncGenerator[Listing, None]:
+        """All objects, page by page, for callers that keep little of each. Raises Expired in the middle at worst."""
         token = ""
         while True:
             params = {"limit": str(PAGE_SIZE), **({"labelSelector": selector} if selector else {})}
             if token:
                 params["continue"] = token
             answer = await self._call("GET", "list", kind, namespace, params=params, timeout=READ_TIMEOUT_SECONDS)
-            items.extend(answer.get("items") or [])
             meta = answer.get("metadata") or {}
+            yield Listing(tuple(answer.get("items") or ()), str(meta.get("resourceVersion") or ""))
             token = str(meta.get("continue") or "")
             if not token:
-                return Listing(tuple(items), str(meta.get("resourceVersion") or ""))
+                return
+
+    async def watch(self, kind: Kind, *, resource_version: str, seconds: int) -> AsyncGenerator[JsonObject, None]:
+        """Events of all namespaces after `resource_version`, until the server ends the watch after `seconds`.
+
+        A clean end proves that nothing was missed until then. Raises Expired when the version is too old, Transient
+        when the connection breaks or is silent past the agreed end.
+        """
+        self._require(kind.group, kind.plural, "watch")
+        session = await self._open()
+        params = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(seconds),
+        }
+        # Quiet kinds send nothing for the whole time, so the limit on silence is the agreed end.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=seconds + WATCH_SLACK_SECONDS)
+        try:
+            async with session.get(self._server + kind.path(None), params=params, timeout=timeout) as response:
+                metrics.API_CALLS.labels(kind.plural, "watch", str(response.status)).inc()
+                if response.status == 401:
+                    await self.close()
+                if response.status != 200:
+                    raise classify(response.status, _parse(await response.read()))
+                rest = b""
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        yield _event(line)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Transient(f"watch {kind.plural}: {type(error).__name__}: {error}") from error
 
     async def create(
         self, kind: Kind, namespace: str | None, body: JsonObject, timeout: float = WRITE_TIMEOUT_SECONDS
@@ -178,7 +224,7 @@ class Kube:
         self, kind: Kind, namespace: str | None, name: str, body: JsonObject, *, manager: str, force: bool
     ) -> JsonObject:
         """Server-side apply. Fields of `manager` that are absent from `body` are removed by the server (T6)."""
-        rbac.require(kind.group, kind.plural, "create")  # apply to an object that does not exist is a create
+        self._require(kind.group, kind.plural, "create")  # apply to an object that does not exist is a create
         params = {"fieldManager": manager, "force": str(force).lower(), "fieldValidation": "Strict"}
         return await self._call(
             "PATCH",
@@ -224,6 +270,17 @@ class Kube:
             content_type=MERGE,
             timeout=WRITE_TIMEOUT_SECONDS,
         )
+
+
+def _event(line: bytes) -> JsonObject:
+    """A watch event; the server's own errors, such as 410, come as events, too."""
+    event = _parse(line)
+    if event is None:
+        raise Transient("watch: a line that is not a JSON object")
+    if event.get("type") == "ERROR":
+        status = event.get("object") or {}
+        raise classify(int(status.get("code") or 0), status)
+    return event
 
 
 def _seconds(header: str | None) -> float | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from omni_crds.v1alpha1.base import GROUP
@@ -70,9 +71,15 @@ class MissingPermission(AssertionError):
     """The code uses a verb that the table does not grant: a programming error, found by the first test that runs it."""
 
 
-_ALLOWED = frozenset((rule.group, rule.resource, verb) for rule in RULES for verb in rule.verbs)
+def allow(rules: Iterable[Rule], table: str) -> Callable[[str, str, str], None]:
+    """The check of a process: (group, resource, verb) that `rules` do not grant raises MissingPermission."""
+    allowed = frozenset((rule.group, rule.resource, verb) for rule in rules for verb in rule.verbs)
+
+    def check(group: str, resource: str, verb: str) -> None:
+        if (group, resource, verb) not in allowed:
+            raise MissingPermission(f"{verb} on {resource}.{group or 'core'} is not in {table}")
+
+    return check
 
 
-def require(group: str, resource: str, verb: str) -> None:
-    if (group, resource, verb) not in _ALLOWED:
-        raise MissingPermission(f"{verb} on {resource}.{group or 'core'} is not in omni_operator.rbac.RULES")
+require = allow(RULES, "omni_operator.rbac.RULES")

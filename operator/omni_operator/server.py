@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 
 Probe = Callable[[], str | None]  # None: well; else what is wrong
 
 
 async def serve(
-    host: str, port: int, *, alive: Probe, ready: Probe, before_metrics: Callable[[], None]
+    host: str,
+    port: int,
+    *,
+    alive: Probe,
+    ready: Probe,
+    before_metrics: Callable[[], None],
+    registry: CollectorRegistry = REGISTRY,
 ) -> web.AppRunner:
     """Start serving; the caller cleans the runner up."""
 
@@ -27,7 +33,7 @@ async def serve(
 
     async def metrics(_: web.Request) -> web.Response:
         before_metrics()
-        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application()
     app.add_routes([web.get("/livez", livez), web.get("/readyz", readyz), web.get("/metrics", metrics)])

@@ -1,5 +1,5 @@
-"""Admission: an HTTPS server of our own (`server.py`), its certificates (`certs.py`), and `rules/`, one pure rule a file.
+"""Admission: an HTTPS server of our own (`server.py`), its certificates (`certs/`), and `rules/`, one pure rule a file.
 
-Not here yet. Until then the CRDs refuse what one object can tell, and the operator reports the rest, which needs
-topologies and profiles, as condition Stalled with the same errors: both will call `omni_runtime.deploy.resolve`.
+A review goes through `decision.py` (pure: which rules, ratcheting, the answer) over `context.py` (what the rules may know
+of the cluster), which is made of `cache.py` (fed by watches, and knows how old it is).
 """

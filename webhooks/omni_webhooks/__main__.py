@@ -1,0 +1,7 @@
+"""`python -m omni_webhooks`."""
+
+import sys
+
+from omni_webhooks.main import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""Certificates of the webhook server: `keys` (cryptography), `state` (pure: what a rotation does next), `rotation` (I/O)."""

@@ -1,0 +1,81 @@
+"""What a rule may look at besides the object: the cluster as the cache knows it. Values only; no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from omni_crds.v1alpha1.pipeline import OmniPipeline
+from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
+from omni_crds.v1alpha1.tenant import OmniTenant
+from omni_operator.kinds import NODE, PIPELINE, POD, PROFILE, QUOTA, STAGE, TENANT
+from omni_operator.placement.types import ClusterView
+from omni_runtime.deploy.plan import ResolvedPlan
+from omni_runtime.deploy.resolve import DEFAULT_PROFILE, resolve
+from omni_runtime.errors import FieldError, InvalidPipeline
+from omni_webhooks.cache import Key
+from omni_webhooks.ledger import Ledger, PoolKey, StageCount, devices_in_use
+
+PROFILES, TENANTS, PIPELINES, STAGES = PROFILE.plural, TENANT.plural, PIPELINE.plural, STAGE.plural
+NODES, QUOTAS, PODS = NODE.plural, QUOTA.plural, POD.plural
+RESOURCES = (PROFILES, TENANTS, PIPELINES, STAGES, NODES, QUOTAS, PODS)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A pipeline with the profiles of the cluster. plan: None where `errors` or `missing` say why."""
+
+    plan: ResolvedPlan | None
+    errors: tuple[FieldError, ...]  # of the pipeline itself
+    missing: tuple[FieldError, ...]  # profiles that do not exist (yet): the pipeline goes on by itself when they do
+
+
+@dataclass(slots=True)
+class Context:
+    """One look at the cluster. `ages` says of each resource how old the copy is; None: it was never complete."""
+
+    profiles: Mapping[str, OmniRuntimeProfile] = field(default_factory=dict)
+    tenants: Mapping[str, OmniTenant] = field(default_factory=dict)
+    pipelines: Mapping[Key, OmniPipeline] = field(default_factory=dict)
+    stages: Mapping[Key, StageCount] = field(default_factory=dict)
+    counts: Mapping[PoolKey, int] = field(default_factory=dict)  # replicas that the OmniStages ask for
+    ledger: Ledger = field(default_factory=Ledger)
+    cluster: Callable[[Key], ClusterView] = lambda _pipeline: ClusterView()
+    ages: Mapping[str, float | None] = field(default_factory=lambda: dict.fromkeys(RESOURCES, 0.0))
+    _resolved: dict[int, tuple[OmniPipeline, Resolved]] = field(default_factory=dict)
+
+    def resolve(self, pipeline: OmniPipeline) -> Resolved:
+        """The plan of a pipeline; worked out once per review."""
+        found = self._resolved.get(id(pipeline))
+        if found is None:
+            # The object is kept beside the answer: its id cannot be given to another one meanwhile.
+            found = self._resolved[id(pipeline)] = (pipeline, resolve_with(pipeline, self.profiles))
+        return found[1]
+
+    def tenant_of(self, namespace: str) -> OmniTenant | None:
+        """The tenant of a namespace; the first by name where two claim it, which only old objects can."""
+        claiming = (name for name, tenant in sorted(self.tenants.items()) if namespace in tenant.spec.namespaces)
+        first = next(claiming, None)
+        return None if first is None else self.tenants[first]
+
+    def in_use(self, tenant: OmniTenant, without: Key | None = None) -> Counter[str]:
+        """Device class -> devices of the tenant's pipelines, but those of one of them."""
+        return devices_in_use(self.ledger, self.counts, frozenset(tenant.spec.namespaces), without)
+
+
+def profile_names(pipeline: OmniPipeline, profiles: Mapping[str, OmniRuntimeProfile]) -> dict[str, str]:
+    """Field path -> runtime profile that the pipeline uses there; the default one under `spec.runtimeProfile`."""
+    spec = pipeline.spec
+    named = {f"spec.stages[{i}].runtimeProfile": s.runtime_profile for i, s in enumerate(spec.stages or ())}
+    default = DEFAULT_PROFILE if DEFAULT_PROFILE in profiles else None
+    own = spec.runtime_profile or default
+    return {path: name for path, name in {"spec.runtimeProfile": own, **named}.items() if name is not None}
+
+
+def resolve_with(pipeline: OmniPipeline, profiles: Mapping[str, OmniRuntimeProfile]) -> Resolved:
+    try:
+        return Resolved(resolve(pipeline, profiles, target="kubernetes"), (), ())
+    except InvalidPipeline as error:
+        absent = [e for e in error.errors if e.path.endswith("runtimeProfile") and e.value not in profiles]
+        return Resolved(None, tuple(e for e in error.errors if e not in absent), tuple(absent))

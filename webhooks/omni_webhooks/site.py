@@ -1,0 +1,167 @@
+"""The cluster as this process follows it: one mirror per resource, and what is derived from them as they change."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from omni_crds.v1alpha1.pipeline import OmniPipeline
+from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
+from omni_crds.v1alpha1.tenant import OmniTenant
+from omni_operator.errors import KubeError, NotFound
+from omni_operator.kinds import PIPELINE, PROFILE, STAGE, TENANT, JsonObject
+from omni_operator.kube import Kube
+from omni_webhooks import logs
+from omni_webhooks.cache import Key, Mirror
+from omni_webhooks.context import PROFILES, TENANTS, Context
+from omni_webhooks.ledger import Ledger, PoolKey, StageCount
+
+CONFIRM_SECONDS = 1.5
+
+
+def read_stage(body: JsonObject) -> StageCount:
+    spec = body["spec"]
+    return StageCount(
+        pipeline=spec["pipelineRef"]["name"],
+        stage=spec["stageName"],
+        replicas=spec.get("replicas"),
+        minimum=spec.get("minReplicas"),
+        maximum=spec.get("maxReplicas"),
+        colocated_with=spec.get("colocatedWith"),
+    )
+
+
+class Site:
+    """Mirrors, and `context()`: what the rules see of them now. Nothing is copied; a review is decided in one go."""
+
+    def __init__(self, kube: Kube, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._kube = kube
+        self._monotonic = monotonic
+        self.profiles = Mirror(PROFILE, OmniRuntimeProfile.model_validate, changed=self._profile_changed)
+        self.tenants = Mirror(TENANT, OmniTenant.model_validate)
+        self.pipelines = Mirror(PIPELINE, OmniPipeline.model_validate, changed=self._pipeline_changed)
+        self.stages = Mirror(STAGE, read_stage, changed=self._stage_changed)
+        self.ledger = Ledger()
+        self._counts: dict[PoolKey, int] = {}
+        self._counted: dict[Key, PoolKey] = {}
+        self._profiles_by_name: dict[str, OmniRuntimeProfile] = {}
+        self._reckon = asyncio.Event()  # profiles changed: the ledger has to be worked out again
+        self._confirming = asyncio.Lock()
+        self._confirmed: tuple[float, Context] | None = None
+
+    @property
+    def mirrors(self) -> tuple[Mirror[Any], ...]:
+        return (self.profiles, self.tenants, self.pipelines, self.stages)
+
+    async def run(self) -> None:
+        """Follow everything for ever. Profiles come first: what pipelines ask for is worked out with them."""
+        async with asyncio.TaskGroup() as tasks:
+            for mirror in self.mirrors:
+                tasks.create_task(mirror.run(self._kube), name=mirror.kind.plural)
+            tasks.create_task(self._keep_reckoning(), name="ledger")
+
+    def context(self) -> Context:
+        return self._context(
+            self._profiles_by_name, {name: tenant for (_, name), tenant in self.tenants.items.items()}, confirmed=False
+        )
+
+    async def confirm(self, asked_at: float) -> Context | None:
+        """The context with profiles and tenants as the API server has them now; None when it does not say in time.
+
+        A watch lags by milliseconds, which is enough for a profile and a pipeline that are applied together. Calls that
+        ask at the same time share one answer, as long as it was fetched after they began.
+        """
+        async with self._confirming:
+            if self._confirmed is not None and self._confirmed[0] >= asked_at:
+                return self._confirmed[1]
+            started = self._monotonic()
+            try:
+                async with asyncio.timeout(CONFIRM_SECONDS):
+                    profiles = await self._kube.list(PROFILE, None)
+                    tenants = await self._kube.list(TENANT, None)
+            except (KubeError, TimeoutError) as error:
+                logs.warning("confirm.failed", error=str(error))
+                return None
+            context = self._context(
+                {p.metadata.name: p for p in map(OmniRuntimeProfile.model_validate, profiles.items)},
+                {t.metadata.name: t for t in map(OmniTenant.model_validate, tenants.items)},
+                confirmed=True,
+            )
+            self._confirmed = (started, context)
+            return context
+
+    async def stage(self, key: Key) -> StageCount | None:
+        """An OmniStage; one that the watch has not brought yet is asked for."""
+        found = self.stages.items.get(key)
+        if found is not None:
+            return found
+        try:
+            async with asyncio.timeout(CONFIRM_SECONDS):
+                return read_stage(await self._kube.get(STAGE, *key))
+        except NotFound:
+            return None
+        except (KubeError, TimeoutError) as error:
+            logs.warning("stage.unknown", stage="/".join(key), error=str(error))
+            return None
+
+    def problem(self, stale_seconds: float) -> str | None:
+        """For /readyz: which copies are missing or too old to decide anything."""
+        bad = []
+        for mirror in self.mirrors:
+            age = mirror.age
+            if age is None:
+                bad.append(f"{mirror.kind.plural} not listed yet")
+            elif age > stale_seconds:
+                bad.append(f"{mirror.kind.plural} {age:.0f} s old")
+        return f"cache: {', '.join(bad)}" if bad else None
+
+    def _context(
+        self, profiles: dict[str, OmniRuntimeProfile], tenants: dict[str, OmniTenant], *, confirmed: bool
+    ) -> Context:
+        ages = {mirror.kind.plural: mirror.age for mirror in self.mirrors}
+        if confirmed:
+            ages |= {PROFILES: 0.0, TENANTS: 0.0}
+        return Context(
+            profiles=profiles,
+            tenants=tenants,
+            pipelines=self.pipelines.items,
+            stages=self.stages.items,
+            counts=self._counts,
+            ledger=self.ledger,
+            ages=ages,
+        )
+
+    def _profile_changed(self, key: Key, profile: OmniRuntimeProfile | None) -> None:
+        # A new dictionary: contexts that are in use keep theirs.
+        rest = {name: p for name, p in self._profiles_by_name.items() if name != key[1]}
+        self._profiles_by_name = rest if profile is None else {**rest, key[1]: profile}
+        self._reckon.set()
+
+    def _pipeline_changed(self, key: Key, pipeline: OmniPipeline | None) -> None:
+        self.ledger.put(key, pipeline, self._profiles_by_name)
+
+    def _stage_changed(self, key: Key, stage: StageCount | None) -> None:
+        former = self._counted.pop(key, None)
+        if former is not None:
+            self._counts.pop(former, None)
+        if stage is not None and stage.replicas is not None:
+            pool = self._counted[key] = (key[0], stage.pipeline, stage.stage)
+            self._counts[pool] = stage.replicas
+
+    async def _keep_reckoning(self) -> None:
+        while True:
+            await self._reckon.wait()
+            self._reckon.clear()
+            await _in_slices(self.pipelines.items.items(), self._pipeline_changed)
+
+
+async def _in_slices(
+    items: Iterable[tuple[Key, OmniPipeline]], put: Callable[[Key, OmniPipeline | None], None]
+) -> None:
+    """Half a millisecond each: reviews are answered in between."""
+    for number, (key, pipeline) in enumerate(list(items)):
+        put(key, pipeline)
+        if number % 10 == 9:
+            await asyncio.sleep(0)
