@@ -27,7 +27,6 @@ from omni_runtime.deploy.plan import ENTRY_CONTROL_PORT, ENTRY_HTTP_PORT, Resolv
 from omni_runtime.errors import InvalidPipeline, OmniError
 from omni_runtime.metrics.entry import EntryMetrics
 from omni_runtime.orchestrator.loop import Orchestrator
-from omni_runtime.orchestrator.pool import POLICIES
 from omni_runtime.protocol.channels import Channels, load_keys
 from omni_runtime.serving.app import build_app
 from omni_runtime.serving.context import ServingContext
@@ -47,7 +46,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--http-port", type=int, default=ENTRY_HTTP_PORT)
     parser.add_argument("--control-host", default="0.0.0.0")  # noqa: S104 - CURVE lets in only the pipeline's replicas
     parser.add_argument("--control-port", type=int, default=ENTRY_CONTROL_PORT)
-    parser.add_argument("--policy", choices=sorted(POLICIES), default="least-loaded")
     parser.add_argument("--log-level", default=os.environ.get("OMNI_LOG_LEVEL", "INFO"))
     return parser.parse_args(arguments)
 
@@ -85,9 +83,7 @@ async def serve(options: argparse.Namespace) -> int:
     endpoint = f"tcp://{options.control_host}:{options.control_port}"
     async with (
         Channels(load_keys(options.curve)) as channels,
-        Orchestrator(
-            plan, channels, endpoint=endpoint, policy=POLICIES[options.policy], observer=metrics
-        ) as orchestrator,
+        Orchestrator(plan, channels, endpoint=endpoint, observer=metrics) as orchestrator,
     ):
         topology = TOPOLOGIES.get(plan.topology)
         context = ServingContext(

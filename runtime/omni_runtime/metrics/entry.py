@@ -94,6 +94,9 @@ class EntryMetrics:
         self._live = self._gauge("omni:stage_live_replicas", "Replicas that may get work.", stage)
         self._members = self._gauge("omni:stage_registered_replicas", "Replicas that have registered.", stage)
         self._lost = self._counter("omni:replicas_lost", "Replicas that fell silent or closed.", stage)
+        self._replayed = self._counter(
+            "omni:requests_replayed", "Requests that started anew after the loss of a replica.", [*model, "reason"]
+        )
         self._refused = self._counter("omni:replicas_refused", "Hellos refused: revision, contract, stage.", stage)
         self._messages = self._counter("omni:control_messages", "Messages from stage replicas.", ["kind"])
         self._touch()
@@ -185,6 +188,9 @@ class EntryMetrics:
 
     def replica_refused(self, stage: StageName) -> None:
         self._refused.labels(self._model, stage).inc()
+
+    def request_replayed(self, state: RequestState, reason: str) -> None:
+        self._replayed.labels(self._model, reason).inc()
 
     def replica_lost(self, stage: StageName) -> None:
         self._lost.labels(self._model, stage).inc()

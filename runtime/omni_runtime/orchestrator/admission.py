@@ -1,40 +1,46 @@
 """Who may start now. Pure: reads pools, decides; the loop binds.
 
-First come, first served per stage: a request that waits for a stage keeps later ones from overtaking it there, but not
+In the queue's order per stage: a request that waits for a stage keeps later ones from overtaking it there, but not
 those that do not need that stage (text goes on while speech waits for a talker).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from omni_runtime.deploy.plan import EntryPlan
 from omni_runtime.errors import QueueFull, StageUnavailable
 from omni_runtime.orchestrator.state import RequestId, RequestSpec, StageName
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRules:
+    """Limits of one entry."""
+
     max_queue: int
+    max_per_tenant: int | None = None  # running and waiting; None: as many as the queue takes
+    max_seconds: float = math.inf  # of a request, whatever its client asks for
+    replays: int = 1  # of a request that has emitted nothing, after the loss of a replica
     unavailable_grace_seconds: float = 5.0  # how long a request waits for a stage without any live replica
+
+
+def rules_of(entry: EntryPlan) -> AdmissionRules:
+    return AdmissionRules(
+        max_queue=entry.max_queue,
+        max_per_tenant=entry.max_per_tenant,
+        max_seconds=entry.request_timeout_seconds,
+        replays=entry.replays,
+    )
 
 
 class Overloaded(QueueFull):
     """429 with the seconds after which a retry has a chance."""
 
-    def __init__(self, waiting: int, limit: int, retry_after_seconds: int) -> None:
+    def __init__(self, why: str, retry_after_seconds: int, else_do: str = "") -> None:
         self.retry_after_seconds = retry_after_seconds
-        super().__init__(
-            f"{waiting} requests wait already (limit {limit}); retry after {retry_after_seconds} s, "
-            "or add replicas to the stage with the longest queue"
-        )
-
-
-def check_queue(waiting: int, rules: AdmissionRules, recent_seconds: float) -> Overloaded | None:
-    """None: there is room. `recent_seconds`: how long requests took lately, a guess for Retry-After."""
-    if waiting < rules.max_queue:
-        return None
-    return Overloaded(waiting, rules.max_queue, max(1, min(60, round(recent_seconds))))
+        super().__init__(f"{why}; retry after {retry_after_seconds} s" + (f", {else_do}" if else_do else ""))
 
 
 def plan_admissions(

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from omni_runtime.errors import DeadlineExceeded, InputTimeout, OmniError, ReplicaLost
+from omni_runtime.errors import (
+    DeadlineExceeded,
+    InputLost,
+    InputTimeout,
+    OmniError,
+    ReplicaLost,
+    StageUnavailable,
+    UpstreamLost,
+)
 from omni_runtime.orchestrator.state import (
     LIVE,
     UNSETTLED,
@@ -31,6 +39,7 @@ from omni_runtime.orchestrator.state import (
     PieceArrived,
     Rejected,
     ReleaseStage,
+    Replay,
     ReplicaGone,
     ReplicaId,
     RequestState,
@@ -47,6 +56,9 @@ from omni_runtime.orchestrator.state import (
     Terminal,
 )
 
+# Losses of a replica, or of the way to it: another one may do better. A stage that failed would fail again.
+REPLAYABLE = (ReplicaLost, UpstreamLost, InputLost, StageUnavailable)
+
 Step = tuple[RequestState, tuple[Action, ...]]
 
 
@@ -56,7 +68,9 @@ def advance(state: RequestState, event: Event, now: Instant) -> Step:
         case Bound():
             return _bind(state, event, now)
         case Rejected(error):
-            return _end_queued(state, Fail(error)) if state.phase is Phase.QUEUED else (state, ())
+            return (
+                _end_queued(state, Fail(_told_with(state.after, error))) if state.phase is Phase.QUEUED else (state, ())
+            )
         case CancelRequested(reason):
             return _end(state, Cancelled(reason), reason, now)
         case DeadlinePassed(seconds):
@@ -74,7 +88,9 @@ def advance(state: RequestState, event: Event, now: Instant) -> Step:
             record = _record(state, stage, replica)
             if state.phase is not Phase.RUNNING or record is None or record.phase not in LIVE:
                 return state, ()
-            return state, (Emit(stage, piece),)
+            if state.emitted:
+                return state, (Emit(stage, piece),)
+            return replace(state, emitted=True, withheld=()), (*state.withheld, Emit(stage, piece))
         case StageFinished():
             return _finish_stage(state, event, now)
         case StageFailed(stage, replica, error):
@@ -109,8 +125,13 @@ def _finish_stage(state: RequestState, event: StageFinished, now: Instant) -> St
     state = state.with_stage(event.stage, replace(record, phase=StagePhase.FINISHED, ended_at=now))
     actions: list[Action] = [ReleaseStage(event.stage, event.replica)]
     if state.phase is Phase.RUNNING:
-        actions.append(EmitStageEnd(event.stage, state.spec.emits.get(event.stage, frozenset()), event.usage))
-        if all(state.stages[s].phase is StagePhase.FINISHED for s in state.spec.final):
+        end = EmitStageEnd(event.stage, state.spec.emits.get(event.stage, frozenset()), event.usage)
+        complete = all(state.stages[s].phase is StagePhase.FINISHED for s in state.spec.final)
+        if not (state.emitted or complete or end.modalities):
+            return replace(state, withheld=(*state.withheld, end)), tuple(actions)
+        actions += [*state.withheld, end]
+        state = replace(state, emitted=True, withheld=())
+        if complete:
             actions.append(Complete())
             return _start_settling(state, actions)
     return _done_if_settled(state, actions)
@@ -125,10 +146,21 @@ def _lose_stage(
     state = state.with_stage(stage, replace(record, phase=phase, ended_at=now))
     actions: list[Action] = [ReleaseStage(stage, replica)]
     if state.phase is Phase.RUNNING:
-        actions.append(Fail(error))
+        again = state.replays_left > 0 and not state.emitted and isinstance(error, REPLAYABLE)
+        terminal = Replay(error) if again else Fail(_told_with(state.after, error, "the next attempt"))
         state, aborts = _abort_live(state, f"{error.code} in stage {stage}")
-        return _start_settling(state, [*actions, *aborts])
+        # The old attempt is told to end before the new one starts.
+        return _start_settling(state, [*actions, *aborts, terminal] if again else [*actions, terminal, *aborts])
     return _done_if_settled(state, actions)
+
+
+def _told_with(first: OmniError | None, then: OmniError, when: str = "it could not start anew") -> OmniError:
+    """The loss that began it names stage and replica; what came after explains why a replay did not help."""
+    if first is None:
+        return then
+    told = type(first)()
+    told.args = (f"{first}; {when}: {then}",)
+    return told
 
 
 def _confirm_abort(state: RequestState, stage: StageName, replica: ReplicaId, now: Instant) -> Step:
@@ -199,6 +231,8 @@ def _where_it_hung(state: RequestState, seconds: float) -> str:
     """Which stages had not ended: the message of a deadline must say what to look at (R5)."""
     waiting = [f"{n} on replica {r.replica} ({r.phase.value})" for n, r in state.stages.items() if r.phase in LIVE]
     detail = f"still running: {', '.join(waiting)}" if waiting else "still queued: every replica is busy"
+    if state.after is not None:
+        detail += f"; it had started anew after: {state.after}"
     return f"the request did not end within {seconds:g} s; {detail}"
 
 

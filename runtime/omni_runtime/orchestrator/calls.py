@@ -37,7 +37,7 @@ class Call:
     inputs: {"messages": [...]} as `serving.params` describes, or {"text": str, "finished": bool} for plain text, of
     which more may follow with `RequestHandle.append`.
     start_stage: the stage that takes the input, None = the first; stages before it have no part in the request.
-    tenant: whose request it is, "" = nobody's in particular.
+    tenant: whose request it is, "" = nobody's in particular. session: requests that should meet the same replicas.
     input_deadline_seconds: how long a client may send nothing before it has ended its input.
     """
 
@@ -49,6 +49,7 @@ class Call:
     label: str = ""  # the client's x-request-id, for logs only
     start_stage: StageName | None = None
     tenant: str = ""
+    session: str = ""
     input_deadline_seconds: float = DEFAULT_INPUT_DEADLINE_SECONDS
 
 

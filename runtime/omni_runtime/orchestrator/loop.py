@@ -1,7 +1,7 @@
-"""The orchestrator: sockets and clocks around the pure core. One asyncio loop, event-driven, no polling per request.
+"""The orchestrator: clients and clocks around the pure core. One asyncio loop, event-driven, no polling per request.
 
-A ROUTER with CURVE takes the replicas' messages; each becomes an event of one request's state machine, and the actions
-that follow are carried out here. A slow tick sends signs of life and notices silence.
+Each event goes through one request's state machine, and the actions that follow are carried out here. `replicas` has
+the socket; a slow tick there sends signs of life and notices silence.
 """
 
 from __future__ import annotations
@@ -12,25 +12,27 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from omni_runtime.deploy.plan import ResolvedPlan
-from omni_runtime.errors import InvalidRequest, StageUnavailable, UpstreamLost
+from omni_runtime.errors import InvalidRequest, OmniError, StageUnavailable
 from omni_runtime.logs import get_logger
 from omni_runtime.orchestrator.admission import (
     AdmissionRules,
-    check_queue,
     missing_stages,
     plan_admissions,
+    rules_of,
     unavailable,
 )
 from omni_runtime.orchestrator.advance import advance
 from omni_runtime.orchestrator.calls import Call, RequestHandle
 from omni_runtime.orchestrator.inputs import TextInput, text_input_of
-from omni_runtime.orchestrator.messages import build_submit, event_of
+from omni_runtime.orchestrator.messages import build_submit
 from omni_runtime.orchestrator.observer import Observer, SilentObserver
-from omni_runtime.orchestrator.pool import LivenessRules, LostReplica, Policy, least_loaded
-from omni_runtime.orchestrator.roster import Roster
+from omni_runtime.orchestrator.pool import LivenessRules, Policy
+from omni_runtime.orchestrator.queue import RequestQueue
+from omni_runtime.orchestrator.replicas import ReplicaSide
+from omni_runtime.orchestrator.routing import POLICIES
 from omni_runtime.orchestrator.state import (
     LIVE,
     AbortStage,
@@ -47,21 +49,21 @@ from omni_runtime.orchestrator.state import (
     Fail,
     Forget,
     InputOverdue,
-    Phase,
     Rejected,
     ReleaseStage,
+    Replay,
     ReplicaGone,
-    ReplicaId,
     RequestId,
     RequestState,
     SettleExpired,
     StageName,
+    StageRecord,
     StartSettling,
     SubmitStage,
     build_request_spec,
+    next_attempt,
 )
 from omni_runtime.orchestrator.status import Counts, OrchestratorStatus, observe_status
-from omni_runtime.orchestrator.wire import ControlSocket
 from omni_runtime.protocol import control
 from omni_runtime.protocol.channels import Channels
 
@@ -73,12 +75,13 @@ TTFP_WINDOW = 256
 
 @dataclass(slots=True, eq=False)
 class _Active:
-    """One request in the loop: its state, its client, its timers."""
+    """One attempt at a request in the loop: its state, its client, its timers."""
 
     call: Call
     state: RequestState
     handle: RequestHandle
     text: TextInput | None  # of a client that may send more of it
+    queued_since: float  # of this attempt
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     input_timer: asyncio.TimerHandle | None = None
     first_audio: bool = False
@@ -95,7 +98,7 @@ class Orchestrator:
         endpoint: str,
         liveness: LivenessRules | None = None,
         admission: AdmissionRules | None = None,
-        policy: Policy = least_loaded,
+        policy: Policy | None = None,
         observer: Observer | None = None,
         settle_seconds: float = SETTLE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
@@ -104,51 +107,54 @@ class Orchestrator:
         self.id = uuid.uuid4().hex
         self._channels = channels
         self._endpoint = endpoint
-        self._liveness = liveness or LivenessRules()
-        self._admission = admission or AdmissionRules(max_queue=plan.entry.max_queue)
+        self._rules = admission or rules_of(plan.entry)
         self._observer: Observer = observer or SilentObserver()
         self._settle_seconds = settle_seconds
         self._clock = clock
-        self._roster = Roster(plan, self._liveness, policy, self._observer)
+        self._replicas = ReplicaSide(
+            plan=plan,
+            name=self.id,
+            liveness=liveness or LivenessRules(),
+            policy=policy or POLICIES[plan.entry.routing],
+            observer=self._observer,
+            requests=self,
+            clock=clock,
+        )
+        self._roster = self._replicas.roster
         self._active: dict[RequestId, _Active] = {}
-        self._queue: dict[RequestId, None] = {}  # ordered set of queued requests
+        self._attempts: dict[RequestId, RequestId] = {}  # of requests that started anew: the client's id -> the present
+        self._queue = RequestQueue(self._rules)
         self._waiting_by_stage: dict[StageName, int] = {}
         self._ttfp: deque[float] = deque(maxlen=TTFP_WINDOW)
         self._recent_seconds = 1.0
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._socket: ControlSocket
-        self._tasks: list[asyncio.Task[None]] = []
 
     # --- life
 
     async def __aenter__(self) -> Orchestrator:
-        self._socket = ControlSocket(self._channels, self._endpoint)
-        self._tasks = [asyncio.create_task(self._socket.receive(self._take)), asyncio.create_task(self._tick())]
+        self._replicas.open(self._channels, self._endpoint)
         log.info("orchestrator.listening", endpoint=self._endpoint, port=self.port, revision=self.plan.revision)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for request in tuple(self._active):
-            self._dispatch(request, Rejected(StageUnavailable("the entry is shutting down")))
-            self._dispatch(request, CancelRequested("the entry is shutting down"))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            self.dispatch(request, Rejected(StageUnavailable("the entry is shutting down")))
+            self.dispatch(request, CancelRequested("the entry is shutting down"))
+        await self._replicas.close()
         for active in self._active.values():
             for timer in active.timers:
                 timer.cancel()
-        self._socket.close()
 
     @property
     def port(self) -> int:
-        return self._socket.port
+        return self._replicas.port
 
     @property
     def failed(self) -> str | None:
         """Why the loop ended, if it did: the process is useless then and /livez says so."""
-        for task in self._tasks:
+        for task in self._replicas.tasks:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 return repr(task.exception())
         return None
@@ -160,8 +166,8 @@ class Orchestrator:
     async def drain(self, seconds: float) -> None:
         """Take nothing new, let running requests end for at most `seconds`."""
         self._draining = True
-        for request in tuple(self._queue):
-            self._dispatch(request, Rejected(StageUnavailable("the entry is shutting down; ask again")))
+        for request in self._queue.requests:
+            self.dispatch(request, Rejected(StageUnavailable("the entry is shutting down; ask again")))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), seconds)
 
@@ -175,31 +181,58 @@ class Orchestrator:
         """
         if self._draining:
             raise StageUnavailable("the entry is shutting down; ask again")
-        overloaded = check_queue(len(self._queue), self._admission, self._recent_seconds)
+        overloaded = self._queue.refusal(call.tenant, self._recent_seconds)
         if overloaded is not None:
             raise overloaded
         now = self._clock()
         request = RequestId(uuid.uuid4().hex)
         spec = build_request_spec(
-            self.plan, request, call.modalities, code_edges=call.emit_codes, start=call.start_stage
+            self.plan,
+            request,
+            call.modalities,
+            code_edges=call.emit_codes,
+            start=call.start_stage,
+            tenant=call.tenant,
         )
         text = text_input_of(call.inputs)
         if spec.text_edge and text is None:
             raise InvalidRequest(f"input: stage {spec.start} takes plain text, not messages; send text")
+        if displaced := self._queue.to_displace(call.tenant, self._recent_seconds):
+            self.dispatch(displaced[0], Rejected(displaced[1]))
+        seconds = min(call.deadline_seconds, self._rules.max_seconds)
         handle = RequestHandle(request, now, _cancel=self._cancel, _append=self._append)
-        active = _Active(call, RequestState(spec, queued_at=now), handle, text)
-        self._active[request] = active
-        self._queue[request] = None
-        self._idle.clear()
-        self._after(active, call.deadline_seconds, DeadlinePassed(call.deadline_seconds))
-        self._expect_input(active)
+        state = RequestState(spec, queued_at=now, replays_left=self._rules.replays)
+        self._enqueue(_Active(replace(call, deadline_seconds=seconds), state, handle, text, queued_since=now))
         self._admit()
         return handle
 
+    def _enqueue(self, active: _Active) -> None:
+        state, seconds = active.state, active.call.deadline_seconds
+        self._active[state.spec.request] = active
+        self._queue.add(state.spec, again=state.attempt > 1)
+        self._idle.clear()
+        left = max(0.0, seconds - (active.queued_since - state.queued_at))
+        self._after(active, left, DeadlinePassed(seconds))
+        self._expect_input(active)
+
+    def _start_anew(self, lost: _Active, error: OmniError, now: float) -> None:
+        """The client waits on with the same handle; stages see another request."""
+        request = RequestId(uuid.uuid4().hex)
+        state = next_attempt(lost.state, request, error)
+        self._observer.request_replayed(lost.state, error.code)
+        self._queue.leave(lost.state.spec.request)
+        self._attempts[lost.handle.request] = request
+        self._enqueue(_Active(lost.call, state, lost.handle, lost.text, queued_since=now))
+        log.warning(
+            "request.replayed", request=lost.handle.request, attempt=state.attempt, runs_as=request, reason=str(error)
+        )
+        self._reject_unservable(now)
+
     def _cancel(self, request: RequestId, reason: str) -> None:
-        self._dispatch(request, CancelRequested(reason))
+        self.dispatch(self._attempts.get(request, request), CancelRequested(reason))
 
     def _append(self, request: RequestId, text: str, finished: bool) -> None:
+        request = self._attempts.get(request, request)
         active = self._active.get(request)
         if active is None:  # late: the request ended and was forgotten (R4)
             return
@@ -211,8 +244,8 @@ class Orchestrator:
         record = active.state.stages.get(start)
         if record is None or record.phase not in LIVE:  # queued: Submit will hold it; ended: nobody reads it
             return
-        if not self._send_to(start, record.replica, message):
-            self._dispatch(request, ReplicaGone(start, record.replica, "closed its connection before the text came"))
+        if not self._replicas.send(start, record.replica, message):
+            self.dispatch(request, ReplicaGone(start, record.replica, "closed its connection before the text came"))
 
     def _expect_input(self, active: _Active) -> None:
         """A client that has more to say says it within its input deadline, or loses its places."""
@@ -236,7 +269,8 @@ class Orchestrator:
 
     # --- the state machine and its actions
 
-    def _dispatch(self, request: RequestId, event: Event) -> None:
+    def dispatch(self, request: RequestId, event: Event) -> None:
+        """One event of one attempt; unknown ids are of requests that have ended."""
         active = self._active.get(request)
         if active is None:  # late: the request ended and was forgotten (R4)
             return
@@ -252,9 +286,9 @@ class Orchestrator:
             case SubmitStage(stage, replica):
                 inputs = active.call.inputs if active.text is None else active.text.as_inputs()
                 submit = build_submit(self.plan, active.state, active.call, inputs, stage, self._roster.hello_of, now)
-                self._send_to(stage, replica, submit)
+                self._replicas.send(stage, replica, submit)
             case AbortStage(stage, replica, reason):
-                self._send_to(stage, replica, control.Abort(active.state.spec.request, reason))
+                self._replicas.send(stage, replica, control.Abort(active.state.spec.request, reason))
             case ReleaseStage(stage, replica):
                 self._roster.pools[stage].release(active.state.spec.request, replica)
             case Emit(stage, piece):
@@ -270,6 +304,8 @@ class Orchestrator:
                 self._end(active, action, "failed", error.code, now)
             case Cancelled(reason):
                 self._end(active, action, "failed", reason, now)
+            case Replay(error):
+                self._start_anew(active, error, now)
             case StartSettling():
                 self._after(active, self._settle_seconds, SettleExpired())
             case Forget():
@@ -284,12 +320,13 @@ class Orchestrator:
         self, active: _Active, terminal: Complete | Fail | Cancelled, outcome: str, reason: str, now: float
     ) -> None:
         state = active.state
-        self._queue.pop(state.spec.request, None)
+        self._queue.leave(state.spec.request)
+        self._attempts.pop(active.handle.request, None)
         seconds = now - state.queued_at
         if outcome == "success":
             self._recent_seconds += 0.2 * (seconds - self._recent_seconds)
         self._observer.request_ended(state, outcome, reason, now)
-        fields = {"request": state.spec.request, "client_request": active.call.label, "seconds": round(seconds, 3)}
+        fields = {"request": active.handle.request, "client_request": active.call.label, "seconds": round(seconds, 3)}
         if isinstance(terminal, Fail):
             log.warning("request.failed", code=terminal.error.code, error=str(terminal.error), **fields)
         else:
@@ -304,18 +341,28 @@ class Orchestrator:
 
     def _after(self, active: _Active, seconds: float, event: Event) -> asyncio.TimerHandle:
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(seconds, self._dispatch, active.state.spec.request, event)
+        timer = loop.call_later(seconds, self.dispatch, active.state.spec.request, event)
         active.timers.append(timer)
         return timer
 
     # --- admission
 
+    def places_changed(self) -> None:
+        self._admit()
+
+    def record_of(self, request: RequestId, stage: StageName) -> StageRecord | None:
+        active = self._active.get(request)
+        return active.state.stages.get(stage) if active is not None else None
+
+    def ticked(self, now: float) -> None:
+        self._reject_unservable(now)
+        self._admit()
+
     def _admit(self) -> None:
         """Bind and start every queued request that can start now."""
-        if self._queue:
+        if len(self._queue):
             now = self._clock()
-            specs = (self._active[r].state.spec for r in self._queue)
-            admitted, waiting = plan_admissions(specs, self._roster.free(now))
+            admitted, waiting = plan_admissions(self._queue.in_order(), self._roster.free(now))
             self._waiting_by_stage = dict(waiting)
             for request in admitted:
                 self._start(request, now)
@@ -325,115 +372,23 @@ class Orchestrator:
 
     def _start(self, request: RequestId, now: float) -> None:
         active = self._active[request]
-        bindings = self._roster.bind(request, active.state.spec.stages, now)
+        bindings = self._roster.bind(request, active.state.spec.stages, now, active.call.session)
         if bindings is None:  # cannot happen while plan_admissions counts places; it waits on
             return
-        del self._queue[request]
+        self._queue.start(request)
         active.handle.replicas.update(bindings)
-        self._dispatch(request, Bound(bindings))
+        self.dispatch(request, Bound(bindings))
 
     def _note_queue(self) -> None:
-        running = sum(a.state.phase is Phase.RUNNING for a in self._active.values())
-        self._observer.queue_changed(running, len(self._queue), self._waiting_by_stage)
-
-    # --- replicas
-
-    def _take(self, peer: bytes, message: control.StageMessage) -> None:
-        now = self._clock()
-        self._observer.message_received(type(message).__name__)
-        if isinstance(message, control.Hello):
-            self._welcome(peer, message, now)
-            return
-        member = self._roster.member_of(peer)
-        if member is None:
-            self._socket.send(peer, control.Refused("not registered; say hello first"))
-        elif isinstance(message, control.Heartbeat):
-            if self._roster.heartbeat(member, message, now):
-                self._admit()
-            self._reconcile(*member, message)
-        elif isinstance(message, control.Leaving):
-            self._roster.leave(member, message.reason, now)
-        else:
-            stage, replica = member
-            self._roster.pools[stage].heard(replica, now)
-            if isinstance(message, control.StageFailed) and message.code == UpstreamLost.code:
-                self._blame_upstream(RequestId(message.request), stage)
-            self._dispatch(RequestId(message.request), event_of(stage, replica, message))
-
-    def _welcome(self, peer: bytes, hello: control.Hello, now: float) -> None:
-        answer = self._roster.welcome(peer, hello, now)
-        if isinstance(answer, control.Refused):
-            self._socket.send(peer, answer)
-            return
-        self._socket.send(peer, control.Welcome(self.id, self._liveness.heartbeat_seconds))
-        if answer.lost is not None:
-            self._fail_lost(answer.lost)
-        self._admit()
-
-    def _blame_upstream(self, request: RequestId, stage: StageName) -> None:
-        """A consumer notices a dead producer before we do. If the producer is gone, the client hears of that replica,
-        not of whoever waited for it."""
-        active = self._active.get(request)
-        if active is None:
-            return
-        for source in (e.source for e in self.plan.edges if e.to == stage):
-            record = active.state.stages.get(source)
-            member = self._roster.get(source, record.replica) if record is not None else None
-            if member is not None:
-                self._send_to(source, member.id, self._roster.last_ping())
-                if member.unreachable_since is not None:
-                    self._dispatch(request, ReplicaGone(source, member.id, "closed its connection"))
-
-    def _reconcile(self, stage: StageName, replica: ReplicaId, beat: control.Heartbeat) -> None:
-        """Requests that only one side knows of: the replica drops ours that ended, we fail those that it lost."""
-        if beat.requests is None:
-            return
-        for request in beat.requests:
-            active = self._active.get(RequestId(request))
-            if active is None or active.state.stages.get(stage) is None:
-                self._send_to(stage, replica, control.Abort(request, "unknown to this orchestrator"))
-        for lost in self._roster.pools[stage].forgotten(replica, beat):
-            self._dispatch(lost, ReplicaGone(stage, replica, "no longer knows the request"))
-
-    async def _tick(self) -> None:
-        interval = self._liveness.heartbeat_seconds
-        before = self._clock()
-        while True:
-            await asyncio.sleep(interval)
-            now = self._clock()
-            stall, before = now - before - interval, now
-            if stall > interval:  # we slept, not they: their heartbeats wait in our socket
-                self._roster.excuse(stall)
-            ping = self._roster.next_ping()
-            for stage, replica in self._roster.members():
-                self._send_to(stage, replica.id, ping)
-            for lost in self._roster.expire(now):
-                self._fail_lost(lost)
-            self._reject_unservable(now)
-            self._admit()
+        self._observer.queue_changed(self._queue.running, len(self._queue), self._waiting_by_stage)
 
     def _reject_unservable(self, now: float) -> None:
-        for request in tuple(self._queue):
-            state = self._active[request].state
-            waited = now - state.queued_at
-            if waited < self._admission.unavailable_grace_seconds:
+        for request in self._queue.requests:
+            active = self._active[request]
+            waited = now - active.queued_since
+            # A client whose request lost its replica hears so at once if there is no other.
+            if waited < self._rules.unavailable_grace_seconds and active.state.attempt == 1:
                 continue
-            missing = missing_stages(state.spec.stages, lambda s: len(self._roster.pools[s].live(now)))
+            missing = missing_stages(active.state.spec.stages, lambda s: len(self._roster.pools[s].live(now)))
             if missing:
-                self._dispatch(request, Rejected(unavailable(self.plan.pipeline, missing, waited)))
-
-    def _fail_lost(self, lost: LostReplica) -> None:
-        """Only the requests that were bound to it fail; others go on."""
-        for request in lost.requests:
-            self._dispatch(request, ReplicaGone(lost.stage, lost.replica, lost.reason))
-
-    # --- sending
-
-    def _send_to(self, stage: StageName, replica: ReplicaId, message: control.OrchestratorMessage) -> bool:
-        member = self._roster.get(stage, replica)
-        if member is None:
-            return False
-        if self._socket.send(member.peer, message):
-            return True
-        self._roster.unreachable(stage, member, self._clock())
-        return False
+                self.dispatch(request, Rejected(unavailable(self.plan.pipeline, missing, waited)))

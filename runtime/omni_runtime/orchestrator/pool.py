@@ -53,10 +53,10 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class LivenessRules:
-    heartbeat_seconds: float = 1.0
+    heartbeat_seconds: float = 0.5
     suspect_seconds: float = 3.0  # of silence
     lost_seconds: float = 20.0  # of silence: a busy host may stall a healthy process for seconds
-    unreachable_seconds: float = 2.0  # of a closed connection: a dead process, or one that has not dialled again
+    unreachable_seconds: float = 0.8  # of a closed connection: a dead process, or one that has not dialled again
 
     def state_of(self, replica: Replica, now: Instant) -> ReplicaState:
         if replica.draining:
@@ -82,27 +82,22 @@ class LostReplica:
     requests: tuple[RequestId, ...]
 
 
-Policy = Callable[[tuple[Replica, ...], int], Replica]
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Who needs a replica. turn: how many were chosen before; session: "" if the client named none."""
+
+    turn: int
+    request: RequestId
+    session: str = ""
 
 
-def least_loaded(candidates: tuple[Replica, ...], turn: int) -> Replica:
-    """The replica with the most free places relative to its size; ties go round."""
-    start = turn % len(candidates)
-    rotated = candidates[start:] + candidates[:start]
-    return min(rotated, key=lambda r: (len(r.bound) / r.hello.capacity, r.load.waiting))
-
-
-def round_robin(candidates: tuple[Replica, ...], turn: int) -> Replica:
-    return candidates[turn % len(candidates)]
-
-
-POLICIES: dict[str, Policy] = {"least-loaded": least_loaded, "round-robin": round_robin}
+Policy = Callable[[tuple[Replica, ...], Ask], Replica]
 
 
 class StagePool:
     """Replicas and bindings of one stage."""
 
-    def __init__(self, stage: StageName, rules: LivenessRules, policy: Policy = least_loaded) -> None:
+    def __init__(self, stage: StageName, rules: LivenessRules, policy: Policy) -> None:
         self.stage = stage
         self._rules = rules
         self._policy = policy
@@ -198,21 +193,18 @@ class StagePool:
         """Replicas that may get one more request."""
         return tuple(r for r in self.live(now) if r.free > 0)
 
-    def choose(self, now: Instant) -> Replica | None:
-        """Where the next request would go; changes nothing."""
-        candidates = self.candidates(now)
-        return self._policy(candidates, self._turn) if candidates else None
-
-    def bind(self, request: RequestId, now: Instant) -> Replica | None:
+    def bind(self, request: RequestId, now: Instant, session: str = "") -> Replica | None:
         """Bind a request to one replica, the same one every time it is asked (T70). None: no free place."""
         for member in self._replicas.values():
             if request in member.bound:
                 return member
-        chosen = self.choose(now)
-        if chosen is not None:
-            chosen.bound[request] = Binding(self._pinged)
-            chosen.served += 1
-            self._turn += 1
+        candidates = self.candidates(now)
+        if not candidates:
+            return None
+        chosen = self._policy(candidates, Ask(self._turn, request, session))
+        chosen.bound[request] = Binding(self._pinged)
+        chosen.served += 1
+        self._turn += 1
         return chosen
 
     def release(self, request: RequestId, replica: ReplicaId) -> None:

@@ -119,12 +119,12 @@ class Roster:
         return {name: sum(r.free for r in pool.candidates(now)) for name, pool in self.pools.items()}
 
     def bind(
-        self, request: RequestId, stages: Iterable[StageName], now: Instant
+        self, request: RequestId, stages: Iterable[StageName], now: Instant, session: str = ""
     ) -> tuple[tuple[StageName, ReplicaId], ...] | None:
         """One replica of each stage, or none at all."""
         bindings: list[tuple[StageName, ReplicaId]] = []
         for stage in stages:
-            replica = self.pools[stage].bind(request, now)
+            replica = self.pools[stage].bind(request, now, session)
             if replica is None:
                 for name, bound in bindings:
                     self.pools[name].release(request, bound)

@@ -52,6 +52,7 @@ class RequestSpec:
     final: the stages whose end completes the request (modality-set completion, not "the last stage").
     start: the stage that takes the client's input.
     text_edge: the text_segments edge that plain text of the client takes the place of; "" if the start stage has none.
+    tenant: whose request it is; "" = nobody's in particular.
     """
 
     request: RequestId
@@ -61,6 +62,7 @@ class RequestSpec:
     final: frozenset[StageName]
     start: StageName
     text_edge: str = ""
+    tenant: str = ""
 
 
 def build_request_spec(
@@ -69,6 +71,7 @@ def build_request_spec(
     modalities: frozenset[Modality],
     code_edges: bool = False,
     start: StageName | None = None,
+    tenant: str = "",
 ) -> RequestSpec:
     """Stages, outputs and completion set of a request. With `code_edges` the sources of codec edges must end too, so
     that every code has arrived before the end. `start`: where the client's input goes in; None: the first stage.
@@ -100,6 +103,7 @@ def build_request_spec(
         final=frozenset(final),
         start=start or plan.stages[0].name,
         text_edge=text_edge,
+        tenant=tenant,
     )
 
 
@@ -141,11 +145,23 @@ class StageRecord:
 
 @dataclass(frozen=True, slots=True)
 class RequestState:
+    """One attempt at a request.
+
+    replays_left: how often it may start anew, as another attempt. emitted: the client has had something of it, so that
+    a new attempt could tell it twice. withheld: ends of stages that say nothing to the client by themselves; they are
+    told with the first output, because a replay takes them back. after: what ended the attempt before.
+    """
+
     spec: RequestSpec
     queued_at: Instant
     phase: Phase = Phase.QUEUED
     stages: Mapping[StageName, StageRecord] = field(default_factory=lambda: MappingProxyType({}))
     bound_at: Instant | None = None
+    attempt: int = 1
+    replays_left: int = 0
+    emitted: bool = False
+    withheld: tuple[EmitStageEnd, ...] = ()
+    after: OmniError | None = None
 
     def with_stage(self, name: StageName, record: StageRecord) -> RequestState:
         return replace(self, stages=MappingProxyType({**self.stages, name: record}))
@@ -156,6 +172,14 @@ class RequestState:
     @property
     def settled(self) -> bool:
         return all(r.phase not in UNSETTLED for r in self.stages.values())
+
+
+def next_attempt(state: RequestState, request: RequestId, after: OmniError) -> RequestState:
+    """The same request from its start, under an id of its own: nothing late of the old attempt can reach it."""
+    spec = replace(state.spec, request=request)
+    return RequestState(
+        spec, state.queued_at, attempt=state.attempt + 1, replays_left=state.replays_left - 1, after=after
+    )
 
 
 # --- what stages send to the client
@@ -348,6 +372,13 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """Not an end for the client: the request starts anew, as `next_attempt`. This attempt is only settled."""
+
+    error: OmniError
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
     reason: str
 
@@ -363,4 +394,4 @@ class Forget:
 
 
 Terminal = Complete | Fail | Cancelled
-Action = SubmitStage | AbortStage | ReleaseStage | Emit | EmitStageEnd | Terminal | StartSettling | Forget
+Action = SubmitStage | AbortStage | ReleaseStage | Emit | EmitStageEnd | Terminal | Replay | StartSettling | Forget

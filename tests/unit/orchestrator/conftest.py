@@ -61,7 +61,7 @@ class Rig:
         self.channels = await self._stack.enter_async_context(Channels(generate_keys(self.keys)))
         settings: dict[str, Any] = {
             "liveness": RULES,
-            "admission": AdmissionRules(self.plan.entry.max_queue, unavailable_grace_seconds=0.3),
+            "admission": AdmissionRules(self.plan.entry.max_queue, unavailable_grace_seconds=0.3, replays=0),
             "settle_seconds": 0.3,
             **options,
         }

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from omni_runtime.errors import EngineError, StageUnavailable
+from omni_runtime.errors import EngineError, ReplicaLost, StageUnavailable, UpstreamLost
 from omni_runtime.orchestrator.advance import advance
 from omni_runtime.orchestrator.state import (
     UNSETTLED,
@@ -30,6 +30,7 @@ from omni_runtime.orchestrator.state import (
     PieceArrived,
     Rejected,
     ReleaseStage,
+    Replay,
     ReplicaGone,
     RequestId,
     RequestState,
@@ -44,6 +45,7 @@ from omni_runtime.orchestrator.state import (
     SubmitStage,
     TextPiece,
     build_request_spec,
+    next_attempt,
 )
 from omni_runtime.topology.types import Modality
 from tests.unit.orchestrator.plans import a_plan
@@ -51,12 +53,13 @@ from tests.unit.orchestrator.plans import a_plan
 STAGES = ("thinker", "talker", "code2wav")
 STAGE = st.sampled_from(STAGES)
 REPLICA = st.sampled_from(("right", "right", "right", "wrong"))
-TERMINAL = (Complete, Fail, Cancelled)
+TERMINAL = (Complete, Fail, Cancelled, Replay)  # a replay is the end of this attempt, if not of the client's wait
 
 
-def a_state(*modalities: str, codes: bool = False) -> RequestState:
+def a_state(*modalities: str, codes: bool = False, replays: int = 0) -> RequestState:
     wanted = frozenset(Modality(m) for m in modalities or ("text", "audio"))
-    return RequestState(build_request_spec(a_plan(), RequestId("r"), wanted, code_edges=codes), queued_at=0.0)
+    spec = build_request_spec(a_plan(), RequestId("r"), wanted, code_edges=codes)
+    return RequestState(spec, queued_at=0.0, replays_left=replays)
 
 
 def bound(state: RequestState) -> Bound:
@@ -66,9 +69,13 @@ def bound(state: RequestState) -> Bound:
 class RequestLife(RuleBasedStateMachine):
     """One request, any events."""
 
-    @initialize(modalities=st.sampled_from((("text",), ("audio",), ("text", "audio"))), codes=st.booleans())
-    def queue(self, modalities: tuple[str, ...], codes: bool) -> None:
-        self.state = a_state(*modalities, codes=codes and "audio" in modalities)
+    @initialize(
+        modalities=st.sampled_from((("text",), ("audio",), ("text", "audio"))),
+        codes=st.booleans(),
+        replays=st.integers(0, 1),
+    )
+    def queue(self, modalities: tuple[str, ...], codes: bool, replays: int) -> None:
+        self.state = a_state(*modalities, codes=codes and "audio" in modalities, replays=replays)
         self.now = 0.0
         self.actions: list[Action] = []
         self.held: set[str] = set()  # stages whose replica's place we hold
@@ -89,6 +96,10 @@ class RequestLife(RuleBasedStateMachine):
                     self.held.remove(stage)
                 case Emit() | EmitStageEnd():
                     assert not ended, "a finished request never emits"
+                case Replay():
+                    assert not any(isinstance(a, Emit | EmitStageEnd) for a in self.actions), "said twice"
+                    aborted = {a.stage for a in (*self.actions, *actions) if isinstance(a, AbortStage)}
+                    assert self.held <= aborted, "told to end before the next attempt begins"
         if before.phase is Phase.DONE:
             assert self.state == before
             assert all(isinstance(a, ReleaseStage) for a in actions)
@@ -121,6 +132,10 @@ class RequestLife(RuleBasedStateMachine):
     @rule(stage=STAGE, replica=REPLICA)
     def failed(self, stage: str, replica: str) -> None:
         self.step(StageFailed(stage, self.at(stage, replica), EngineError("boom")))
+
+    @rule(stage=STAGE, replica=REPLICA)
+    def upstream_lost(self, stage: str, replica: str) -> None:
+        self.step(StageFailed(stage, self.at(stage, replica), UpstreamLost("thinker->talker")))
 
     @rule(stage=STAGE, replica=REPLICA)
     def aborted(self, stage: str, replica: str) -> None:
@@ -228,3 +243,30 @@ def test_deadline_of_a_queued_request_says_so() -> None:
     _, actions = run(a_state(), DeadlinePassed(2.0))
     assert isinstance(actions[0], Fail)
     assert "still queued" in str(actions[0].error)
+
+
+def test_a_stage_end_that_says_nothing_is_told_with_the_first_output() -> None:
+    """Told earlier, a replay would tell it twice: its tokens would be counted twice."""
+    state = a_state("audio", replays=1)
+    state, actions = run(state, bound(state), StageFinished("thinker", "thinker-right", StageUsage("stop")))
+    assert not any(isinstance(a, EmitStageEnd) for a in actions)
+    _, actions = run(state, PieceArrived("code2wav", "code2wav-right", TextPiece("x")))
+    assert [type(a) for a in actions] == [EmitStageEnd, Emit]
+    _, actions = run(state, ReplicaGone("talker", "talker-right", "fell silent"))
+    assert any(isinstance(a, Replay) for a in actions)
+
+
+def test_what_a_stage_fails_at_is_not_tried_again() -> None:
+    state = a_state(replays=1)
+    _, actions = run(state, bound(state), StageFailed("talker", "talker-right", EngineError("out of memory")))
+    assert any(isinstance(a, Fail) for a in actions)
+
+
+def test_the_last_attempt_tells_the_first_loss_and_its_own() -> None:
+    state = a_state(replays=1)
+    again = next_attempt(state, RequestId("r2"), ReplicaLost("stage talker: replica a was restarted"))
+    assert (again.spec.request, again.attempt, again.replays_left) == ("r2", 2, 0)
+    _, actions = run(again, bound(again), ReplicaGone("code2wav", "code2wav-right", "fell silent"))
+    (failed,) = (a for a in actions if isinstance(a, Fail))
+    assert isinstance(failed.error, ReplicaLost)
+    assert "replica a was restarted; the next attempt: stage code2wav: replica code2wav-right" in str(failed.error)

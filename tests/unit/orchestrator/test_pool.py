@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_runtime.orchestrator.admission import AdmissionRules, check_queue, plan_admissions
-from omni_runtime.orchestrator.pool import LivenessRules, StagePool, round_robin
+from omni_runtime.orchestrator.admission import plan_admissions
+from omni_runtime.orchestrator.pool import Ask, LivenessRules, Policy, Replica, StagePool
+from omni_runtime.orchestrator.routing import POLICIES, least_queue, power_of_two, round_robin, session_affine
 from omni_runtime.orchestrator.state import RequestId, RequestSpec, build_request_spec
 from omni_runtime.protocol.control import Heartbeat, Hello, StageLoad
 from omni_runtime.topology.types import Modality
@@ -22,7 +24,7 @@ def hello(replica: str, capacity: int = 4, incarnation: str = "i") -> Hello:
 
 
 def a_pool(*replicas: str, capacity: int = 4) -> StagePool:
-    pool = StagePool("talker", RULES)
+    pool = StagePool("talker", RULES, least_queue)
     for replica in replicas:
         pool.join(hello(replica, capacity), peer=replica.encode(), now=0.0)
     return pool
@@ -48,7 +50,7 @@ def test_a_binding_outlives_draining_and_suspicion() -> None:
 
 
 def test_least_loaded_spreads_and_weighs_by_capacity() -> None:
-    pool = StagePool("talker", RULES)
+    pool = StagePool("talker", RULES, least_queue)
     pool.join(hello("small", 2), b"s", 0.0)
     pool.join(hello("large", 6), b"l", 0.0)
     assert Counter(bind(pool, f"r{i}") for i in range(8)) == {"small": 2, "large": 6}
@@ -71,6 +73,49 @@ def test_round_robin() -> None:
     for name in "abc":
         pool.join(hello(name), name.encode(), 0.0)
     assert [bind(pool, f"r{i}") for i in range(4)] == ["a", "b", "c", "a"]
+
+
+def a_choice(policy: Policy, request: str = "r", session: str = "", *, among: str = "abcde", full: str = "") -> str:
+    replicas = tuple(Replica(hello(name), name.encode(), 0.0, 0.0) for name in among if name not in full)
+    return policy(replicas, Ask(0, RequestId(request), session)).id
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=list(POLICIES))
+def test_every_policy_takes_a_replica_that_stands_alone(policy: Policy) -> None:
+    assert a_choice(policy, session="s", among="a") == "a"
+
+
+def test_power_of_two_takes_the_emptier_and_spreads() -> None:
+    pool = StagePool("talker", RULES, power_of_two)
+    for name in "abcd":
+        pool.join(hello(name, 100), name.encode(), 0.0)
+    counts = Counter(bind(pool, f"r{i}") for i in range(200))
+    assert set(counts) == set("abcd")
+    assert max(counts.values()) - min(counts.values()) <= 8
+
+
+def test_a_session_keeps_its_replica_while_that_has_room() -> None:
+    home = a_choice(session_affine, "r1", "anna")
+    assert a_choice(session_affine, "r2", "anna") == home
+    second = a_choice(session_affine, "r3", "anna", full=home)
+    assert second != home
+    assert a_choice(session_affine, "r4", "anna", full=home) == second, "the session's second one is its own as well"
+    assert a_choice(session_affine, "r5", "anna") == home
+
+
+def test_a_replica_that_leaves_moves_its_own_sessions_only() -> None:
+    sessions = [f"session-{i}" for i in range(200)]
+    before = {s: a_choice(session_affine, session=s) for s in sessions}
+    after = {s: a_choice(session_affine, session=s, full="c") for s in sessions}
+    assert all(after[s] == before[s] for s in sessions if before[s] != "c")
+    assert all(count > 15 for count in Counter(before.values()).values()), "spread over all"
+
+
+def test_requests_without_a_session_go_where_there_is_room() -> None:
+    pool = StagePool("talker", RULES, session_affine)
+    for name in "ab":
+        pool.join(hello(name), name.encode(), 0.0)
+    assert {bind(pool, "r1"), bind(pool, "r2")} == {"a", "b"}
 
 
 def test_suspect_gets_nothing_new_and_recovers() -> None:
@@ -129,7 +174,7 @@ def test_rejoin_of_the_same_process_keeps_and_of_another_loses() -> None:
     steps=st.lists(st.tuples(st.booleans(), st.integers(0, 30)), max_size=80),
 )
 def test_never_over_capacity_and_never_idle_with_work(capacities: list[int], steps: list[tuple[bool, int]]) -> None:
-    pool = StagePool("talker", RULES)
+    pool = StagePool("talker", RULES, least_queue)
     for i, capacity in enumerate(capacities):
         pool.join(hello(str(i), capacity), str(i).encode(), 0.0)
     held: dict[str, str] = {}
@@ -165,15 +210,6 @@ def test_nobody_overtakes_at_a_full_stage() -> None:
     admitted, waiting = plan_admissions(queue, {"thinker": 0, "talker": 1, "code2wav": 1})
     assert admitted == ()
     assert waiting == {"thinker": 2}
-
-
-def test_queue_limit() -> None:
-    rules = AdmissionRules(max_queue=2)
-    assert check_queue(1, rules, 1.0) is None
-    overloaded = check_queue(2, rules, 7.4)
-    assert overloaded is not None
-    assert overloaded.retry_after_seconds == 7
-    assert overloaded.http_status == 429
 
 
 def test_a_request_is_forgotten_after_three_beats_without_it() -> None:

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from omni_runtime.errors import DeadlineExceeded, EngineError, QueueFull, ReplicaLost, StageUnavailable, StreamClosed
-from omni_runtime.orchestrator.pool import round_robin
+from omni_runtime.orchestrator.routing import round_robin
 from omni_runtime.orchestrator.state import AudioPiece, CodesPiece, Emit, EmitStageEnd, TextPiece
 from omni_runtime.protocol import control
 from tests.unit.orchestrator.conftest import Rig, a_call, all_outputs, eventually
