@@ -51,9 +51,9 @@ def messages(size: int) -> int:
     return max(6, min(1000, 512 * MIB // size))
 
 
-def runs(number: int, *names: str) -> list[Run]:
-    sized = [Run(f"{name}-{number}", SIZES[name], messages(SIZES[name])) for name in names]
-    return [*sized, Run(f"chunk-{number}", CHUNK, 300, PAUSE_SECONDS)]
+def runs(way: Way, number: int) -> list[Run]:
+    sized = [Run(f"{way.name}-{name}-{number}", SIZES[name], messages(SIZES[name])) for name in way.sizes]
+    return [*sized, Run(f"{way.name}-chunk-{number}", CHUNK, 300, PAUSE_SECONDS)]
 
 
 def plan(connector: str) -> ResolvedPlan:
@@ -167,7 +167,8 @@ class Way:
 
 
 WAYS = (
-    Way("shm", Connector(), tuple(SIZES), "pod-a", "pod-a"),
+    Way("shm", Connector(reserve=True), tuple(SIZES), "pod-a", "pod-a"),
+    Way("shm_copy", Connector(), tuple(SIZES), "pod-a", "pod-a"),
     Way("block", BlockPerMessage(), tuple(SIZES)),
     Way("queue", Queue(), tuple(SIZES)),
     Way("zmq", PlainZeroMq(), tuple(SIZES)),
@@ -191,7 +192,7 @@ def best(rounds: int, ways: tuple[Way, ...], folder: Path) -> dict[str, dict[str
                 root = folder / way.plan if way.up else folder / f"{way.name}-{number}"
                 root.mkdir(exist_ok=True)
                 link = link_of(way.up, way.down) if way.up else _SPAWN.Queue(16)
-                todo = runs(number, *way.sizes)
+                todo = runs(way, number)
                 for name, got in zip((*way.sizes, "chunk"), measure(way.transport, root, link, todo), strict=True):
                     before = found[way.name].get(name, got)
                     found[way.name][name] = Measured(min(before.us, got.us), min(before.way_us, got.way_us))
@@ -207,10 +208,11 @@ def _line(results: dict[str, Measured]) -> str:
 def figures(found: dict[str, dict[str, Measured]]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     shm = found.get("shm", {})
-    for other in ("block", "queue", "zmq"):
-        for name, measured in found.get(other, {}).items():
-            if name in shm:
-                numbers[f"shm_vs_{other}_{name}"] = measured.us / shm[name].us
+    for ours, mine in (("shm", shm), ("shm_copy", found.get("shm_copy", {}))):
+        for other in ("block", "queue", "zmq"):
+            for name, measured in found.get(other, {}).items():
+                if name in mine and name != "chunk":
+                    numbers[f"{ours}_vs_{other}_{name}"] = measured.us / mine[name].us
     for way in ("tcp", "mooncake"):
         if way in found:
             numbers[f"{way}_gbps_64MiB"] = SIZES["64MiB"] / found[way]["64MiB"].us / 1e3

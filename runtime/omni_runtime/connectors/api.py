@@ -5,9 +5,11 @@ A worker holds one `EdgeClient` to the pod's connector sidecar. All methods are 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from omni_runtime.protocol.control import Producer
 from omni_runtime.protocol.payload import Payload
@@ -51,6 +53,14 @@ class ConnectorHealth:
     open_streams: int
 
 
+class Reservation(Protocol):
+    """Room in the arena for one chunk. Dropped without a put, it goes back."""
+
+    @property
+    def tensors(self) -> Mapping[str, np.ndarray]:
+        """Writable arrays, uninitialised. After the put they are the consumer's: nobody writes to them any more."""
+
+
 class EdgeClient(Protocol):
     async def connect(self, deadline_s: float) -> None:
         """Attach to the sidecar. Raises DeadlineExceeded with the last reason, ContractMismatch if it refuses us.
@@ -66,11 +76,19 @@ class EdgeClient(Protocol):
     def shared_memory_domain(self) -> str:
         """For this replica's Hello; known after `connect`."""
 
-    async def put(self, request: str, edge: str, payload: Payload) -> None:
+    async def reserve(self, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Reservation | None:
+        """Arrays in the arena, by name (shape, dtype), that a stage computes its output straight into.
+
+        A put of exactly these arrays copies nothing. None if they do not fit now: then compute anywhere and put that.
+        Names of dtypes are those of Payload.dtypes: bfloat16 comes as uint16, float8 as uint8. Raises ProtocolError
+        for a dtype that may not travel.
+        """
+
+    async def put(self, request: str, edge: str, payload: Payload, reservation: Reservation | None = None) -> None:
         """Queue one chunk for whoever opens the stream (now or later). Waits for credits or arena space.
 
         Puts of one stream are sent in the order of the calls; a stream that waits holds up no other. The arrays are
-        copied before this returns. Raises DeadlineExceeded (with edge and request) if the consumer grants nothing
+        copied before this returns, unless they are those of the reservation. Raises DeadlineExceeded (with edge and request) if the consumer grants nothing
         for the put deadline, StreamClosed if the consumer cancelled or is gone, UpstreamLost if the sidecar is gone,
         CapacityExceeded if the chunk is larger than any chunk may be.
         """

@@ -6,20 +6,38 @@ import asyncio
 import contextlib
 import weakref
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from omni_runtime.connectors import wire
+from omni_runtime.connectors import payloads, wire
 from omni_runtime.connectors.arena import Arena, SlabPool
 from omni_runtime.connectors.ipc import FrameChannel, OnFrame, OnLost, dial
 from omni_runtime.connectors.wire import ProtocolError, Slab
+from omni_runtime.protocol.payload import Payload
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _RELEASES_AT_ONCE = 512
+_KEPT_SHARE = 4  # a worker may keep views of a quarter of the arena
+_KEEP_EXTENTS_SECONDS = 1.0  # without a new slab; a stream that goes on leases none again
 _LEASE_RETRY_SECONDS = 0.05  # extents that other engines give back are not announced
+
+
+class SlabReservation:
+    """api.Reservation: a slab that is not sent yet. Freed with its last array, unless a put has taken it."""
+
+    def __init__(self, attachment: Attachment, slab: Slab, tensors: dict[str, np.ndarray]) -> None:
+        self.attachment = attachment
+        self.slab = slab
+        self.tensors = tensors
+
+    def holds(self, payload: Payload) -> bool:
+        return list(payload.tensors) == list(self.tensors) and all(
+            payload.tensors[name] is array for name, array in self.tensors.items()
+        )
 
 
 class Attachment:
@@ -37,6 +55,11 @@ class Attachment:
         self._extent: asyncio.Future[wire.Extent] | None = None
         self._pong: asyncio.Future[None] | None = None
         self._freed = asyncio.Event()
+        self._kept: set[Slab] = set()  # views that the worker has taken; others wait in a queue
+        self._kept_bytes = 0
+        self._populated: set[tuple[int, int]] = set()
+        self._idle_since = 0.0  # when the last slab was taken
+        self._reserved: dict[int, Slab] = {}  # by offset; not put yet
         self._released: deque[Slab] = deque()
         self._dropped: deque[Slab] = deque()  # appended to by finalizers, in any thread
         self._flush_wanted = False
@@ -69,6 +92,7 @@ class Attachment:
         while self.lost is None:
             slab = self.pool.allocate(length)
             if slab is not None:
+                self._idle_since = self._loop.time()
                 return slab
             self._freed.clear()
             async with self._leasing:
@@ -79,6 +103,9 @@ class Attachment:
                     self.send(wire.Return(extent.offset))  # the file system is full
                     return None
             if extent.length:
+                if (extent.offset, extent.length) not in self._populated:
+                    self._populated.add((extent.offset, extent.length))
+                    self._loop.run_in_executor(None, self.arena.populate, extent.offset, extent.length)
                 continue
             left = deadline - self._loop.time()
             if left <= 0:
@@ -102,6 +129,33 @@ class Attachment:
         if not answer.cancelled() and answer.result().length:
             self.send(wire.Return(answer.result().offset))
 
+    def reserve(self, slab: Slab, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> SlabReservation:
+        root: Bytes = np.frombuffer(self.arena.data(slab), np.uint8)
+        self._reserved[slab.offset] = slab
+        weakref.finalize(root, self._on_unused, slab).atexit = False
+        return SlabReservation(self, slab, payloads.arrays(shapes, root))
+
+    def take(self, reservation: SlabReservation) -> bool:
+        """The slab goes into a put; False if one has taken it before, or it belongs to another sidecar."""
+        if reservation.attachment is not self or self.lost is not None:
+            return False
+        if self._reserved.get(reservation.slab.offset) != reservation.slab:
+            return False
+        del self._reserved[reservation.slab.offset]
+        for array in reservation.tensors.values():
+            array.flags.writeable = False
+        return True
+
+    def _on_unused(self, slab: Slab) -> None:
+        """Runs in whichever thread dropped the last array of a reservation."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: so is the connection
+            self._loop.call_soon_threadsafe(self._free_reserved, slab)
+
+    def _free_reserved(self, slab: Slab) -> None:
+        if self._reserved.get(slab.offset) == slab:
+            del self._reserved[slab.offset]
+            self.free_unsent(slab)
+
     def free_unsent(self, slab: Slab) -> None:
         if self.lost is None:
             self.pool.free(slab)
@@ -114,6 +168,14 @@ class Attachment:
         self.pinned_bytes += slab.length
         weakref.finalize(root, self._on_dropped, slab).atexit = False
         return root
+
+    def keep(self, slab: Slab) -> bool:
+        """The worker takes a view. False: it keeps so many already that this one has to be copied out."""
+        if self._kept_bytes + slab.length > self.arena.length // _KEPT_SHARE:
+            return False
+        self._kept.add(slab)
+        self._kept_bytes += slab.length
+        return True
 
     def release(self, slab: Slab) -> None:
         self._released.append(slab)
@@ -135,6 +197,9 @@ class Attachment:
         while self._dropped:
             slab = self._dropped.popleft()
             self.pinned_bytes -= slab.length
+            if slab in self._kept:
+                self._kept.remove(slab)
+                self._kept_bytes -= slab.length
             self._released.append(slab)
         while self._released:
             count = min(len(self._released), _RELEASES_AT_ONCE)
@@ -150,9 +215,16 @@ class Attachment:
     def on_freed(self, slabs: tuple[Slab, ...]) -> None:
         for slab in slabs:
             self.pool.free(slab)
+        self._freed.set()
+
+    def squeeze(self) -> None:
+        """Empty extents go back: nobody needs them here, and somebody else may."""
         for offset in self.pool.take_empty_extents(keep=1):
             self.send(wire.Return(offset))
-        self._freed.set()
+
+    def tick(self, now: float) -> None:
+        if now - self._idle_since > _KEEP_EXTENTS_SECONDS and self.lost is None:
+            self.squeeze()
 
     def on_pong(self) -> None:
         if self._pong is not None and not self._pong.done():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from omni_runtime.connectors import wire
-from omni_runtime.connectors.api import ConnectorHealth, EdgeEvent
+from omni_runtime.connectors.api import ConnectorHealth, EdgeEvent, Reservation
 from omni_runtime.connectors.attachment import Attachment
 from omni_runtime.connectors.ipc import SOCKET_NAME, Refusal
 from omni_runtime.connectors.limits import ClientLimits
@@ -148,6 +148,8 @@ class SidecarEdgeClient:
                 self._sender.on_credit(number, pieces)
             case wire.Freed(slabs):
                 attachment.on_freed(slabs)
+            case wire.Squeeze():
+                attachment.squeeze()
             case wire.Extent():
                 attachment.on_extent(message)
             case wire.Failed(number, code, text):
@@ -163,11 +165,16 @@ class SidecarEdgeClient:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             self._receiver.check_deadlines(loop.time())
+            if self._attachment is not None:
+                self._attachment.tick(loop.time())
 
     # --- streams
 
-    async def put(self, request: str, edge: str, payload: Payload) -> None:
-        await self._sender.put(request, edge, payload)
+    async def reserve(self, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Reservation | None:
+        return await self._sender.reserve(shapes)
+
+    async def put(self, request: str, edge: str, payload: Payload, reservation: Reservation | None = None) -> None:
+        await self._sender.put(request, edge, payload, reservation)
 
     async def open(self, request: str, producer: Producer) -> None:
         attachment = await self._attached(self._limits.put_deadline_s)

@@ -142,17 +142,18 @@ class Hub:
         put, session = deliver.piece.put, deliver.consumer.session
         if put.slab is not None:
             self.ledger.deliver(put.slab, session)
-        labels = self.metrics.edge(deliver.key.edge, deliver.key.producer, deliver.to)
+        edge = self.metrics.edge(deliver.key.edge, deliver.key.producer, deliver.to)
         if (engine := self.engines.get(session)) is not None:
             if put.chunk is not None:
                 seconds = max(0.0, time.time() - put.chunk.sent_at)
-                self.metrics.sent(labels, "SharedMemory", put.chunk.nbytes)
-                self.metrics.tx.labels(*labels).observe(seconds)
-                self.metrics.in_flight.labels(*labels).observe(seconds)
+                metrics = self.metrics.of(edge, "SharedMemory")
+                metrics.sent(put.chunk.nbytes)
+                metrics.tx.observe(seconds)
+                metrics.in_flight.observe(seconds)
             engine.deliver(deliver.consumer.stream, put, deliver.piece.body)
         elif (consumer := self.consumers.get(session)) is not None:
             if put.chunk is not None:
-                self.metrics.sent(labels, "TCP", put.chunk.nbytes)
+                self.metrics.of(edge, "TCP").sent(put.chunk.nbytes)
             consumer.deliver(deliver)
         elif put.slab is not None:
             self.free(put.slab, session)
@@ -201,6 +202,8 @@ class Hub:
             if at is not None:
                 self._leases.setdefault(session, {})[at] = size
                 return wire.Extent(at, size)
+        for engine in self.engines.values():
+            engine.send(wire.Squeeze())
         return wire.Extent(0, 0)
 
     def give_back(self, session: int, offset: int) -> None:

@@ -222,10 +222,10 @@ class PeerLinks:
 
     def _observe(self, stream: _Incoming, put: Put) -> None:
         metrics, opened = self.hub.metrics, stream.opened
-        labels = metrics.edge(opened.edge, opened.producer, opened.consumer)
-        metrics.rx.labels(*labels).observe(time.monotonic() - stream.began)
+        edge = metrics.of(metrics.edge(opened.edge, opened.producer, opened.consumer), "TCP")
+        edge.rx.observe(time.monotonic() - stream.began)
         if put.chunk is not None:
-            metrics.in_flight.labels(*labels).observe(max(0.0, time.time() - put.chunk.sent_at))
+            edge.in_flight.observe(max(0.0, time.time() - put.chunk.sent_at))
 
     def tick(self) -> None:
         self.feed_starved()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -10,6 +11,23 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 _EDGE = ("model_name", "from_stage", "from_replica", "to_stage", "to_replica")
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 _BYTES = tuple(float(1 << power) for power in range(10, 29, 2))  # 1 KiB .. 256 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeMetrics:
+    """The children of one edge between two replicas, over one connector."""
+
+    bytes: Counter
+    chunks: Counter
+    size: Histogram
+    tx: Histogram
+    rx: Histogram
+    in_flight: Histogram
+
+    def sent(self, nbytes: int) -> None:
+        self.bytes.inc(nbytes)
+        self.chunks.inc()
+        self.size.observe(nbytes)
 
 
 class SidecarMetrics:
@@ -51,24 +69,22 @@ class SidecarMetrics:
         gauge.set_function(read)
         self._gauges.append(gauge)
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - one instance a process
     def edge(self, edge: str, producer: str, consumer: str) -> tuple[str, str, str, str, str]:
         """Label values of one edge between two replicas."""
         source, _, to = edge.partition("->")
         return (self._model, source, producer, to, consumer)
 
     @lru_cache(maxsize=4096)  # noqa: B019 - one instance a process; labels() costs more than the observation
-    def _children(self, labels: tuple[str, str, str, str, str], connector: str) -> tuple[Counter, Counter, Histogram]:
-        return (
+    def of(self, labels: tuple[str, str, str, str, str], connector: str) -> EdgeMetrics:
+        return EdgeMetrics(
             self.bytes.labels(*labels, connector),
             self.chunks.labels(*labels, connector),
             self.size.labels(*labels),
+            self.tx.labels(*labels),
+            self.rx.labels(*labels),
+            self.in_flight.labels(*labels),
         )
-
-    def sent(self, labels: tuple[str, str, str, str, str], connector: str, nbytes: int) -> None:
-        bytes_, chunks, size = self._children(labels, connector)
-        bytes_.inc(nbytes)
-        chunks.inc()
-        size.observe(nbytes)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

@@ -173,8 +173,9 @@ class PeerSession:
             return False
         if done:
             if put.last and put.chunk is not None:
-                labels = self._hub.metrics.edge(deliver.key.edge, deliver.key.producer, deliver.to)
-                self._hub.metrics.tx.labels(*labels).observe(max(0.0, time.time() - put.chunk.sent_at))
+                metrics = self._hub.metrics
+                edge = metrics.of(metrics.edge(deliver.key.edge, deliver.key.producer, deliver.to), "TCP")
+                edge.tx.observe(max(0.0, time.time() - put.chunk.sent_at))
             self._release(put)
         return True
 

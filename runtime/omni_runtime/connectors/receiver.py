@@ -6,8 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,8 +18,6 @@ from omni_runtime.connectors.limits import ClientLimits, StreamId
 from omni_runtime.connectors.wire import ChunkHeader, ProtocolError, Put, Slab
 from omni_runtime.errors import CapacityExceeded, DeadlineExceeded, StreamClosed, UpstreamLost
 
-_PINNED_SHARE: Final = 4  # arrays may pin a quarter of the arena; beyond, chunks are copied out
-
 
 @dataclass(slots=True, eq=False)
 class Incoming:
@@ -30,7 +27,7 @@ class Incoming:
     inbound: Inbound
     withhold: bool  # fullPayload: all chunks together, once the last is here
     due: float
-    queue: deque[EdgeEvent] = field(default_factory=deque)
+    queue: deque[tuple[EdgeEvent, Slab | None]] = field(default_factory=deque)  # and the slab that it is a view of
     withheld: list[ChunkReceived] = field(default_factory=list)
     withheld_bytes: int = 0
     ended: bool = False  # the last event is queued, or nobody wants any
@@ -87,20 +84,23 @@ class Receiver:
             stream = self._ready.popleft()  # one event a stream in turn: fair between requests
             if not stream.queue:
                 continue
-            event = stream.queue.popleft()
+            event, slab = stream.queue.popleft()
             if stream.queue:
                 self._ready.append(stream)
             elif stream.ended:
                 self._streams.pop(stream.id, None)
-            if isinstance(event, ChunkReceived) and not stream.withhold:
-                self._grant(stream)
+            if isinstance(event, ChunkReceived):
+                if slab is not None and not stream.attachment.keep(slab):
+                    event = replace(event, payload=payloads.detached(event.payload))
+                if not stream.withhold:
+                    self._grant(stream)
             return event
         raise StopAsyncIteration
 
-    def _push(self, stream: Incoming, event: EdgeEvent) -> None:
+    def _push(self, stream: Incoming, event: EdgeEvent, slab: Slab | None = None) -> None:
         if not stream.queue:
             self._ready.append(stream)
-        stream.queue.append(event)
+        stream.queue.append((event, slab))
         self._event.set()
 
     def _grant(self, stream: Incoming) -> None:
@@ -123,12 +123,12 @@ class Receiver:
             if done is None:
                 self._grant(stream)
             else:
-                data, pinned = self._take(stream, done, held)
-                if pinned:
+                data, view = self._take(stream, done, held)
+                if view is not None:
                     held = None  # released with its last view
                 seconds = max(0.0, time.time() - done.chunk.sent_at)
                 chunk = ChunkReceived(*stream.id, done.seq, payloads.read(done.chunk, data), seconds)
-                self._received(stream, chunk, done.chunk)
+                self._received(stream, chunk, done.chunk, view)
         except Duplicate:
             pass
         except ProtocolError as error:
@@ -138,21 +138,20 @@ class Receiver:
             if held is not None:
                 attachment.release(held)
 
-    def _take(self, stream: Incoming, done: Assembled, slab: Slab | None) -> tuple[payloads.Bytes, bool]:
-        """(bytes of the chunk, whether they are still in the arena)."""
-        attachment = stream.attachment
+    def _take(self, stream: Incoming, done: Assembled, slab: Slab | None) -> tuple[payloads.Bytes, Slab | None]:
+        """(bytes of the chunk, the slab if that is where they are)."""
         if slab is None or not done.whole:
-            return np.frombuffer(done.data, np.uint8), False
-        if stream.withhold or attachment.pinned_bytes + slab.length > attachment.arena.length // _PINNED_SHARE:
-            return np.frombuffer(bytes(done.data), np.uint8), False
-        return attachment.view(slab), True
+            return np.frombuffer(done.data, np.uint8), None
+        if stream.withhold:
+            return np.frombuffer(bytes(done.data), np.uint8), None
+        return stream.attachment.view(slab), slab
 
-    def _received(self, stream: Incoming, chunk: ChunkReceived, header: ChunkHeader) -> None:
+    def _received(self, stream: Incoming, chunk: ChunkReceived, header: ChunkHeader, slab: Slab | None) -> None:
         if header.finished:
             stream.ended = True
             self._ports.pop(stream.number, None)
         if not stream.withhold:
-            self._push(stream, chunk)
+            self._push(stream, chunk, slab)
             return
         stream.withheld.append(chunk)
         stream.withheld_bytes += header.nbytes

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from omni_runtime.connectors import payloads, wire
+from omni_runtime.connectors.api import Reservation
 from omni_runtime.connectors.arena import largest_slab
-from omni_runtime.connectors.attachment import Attachment
+from omni_runtime.connectors.attachment import Attachment, SlabReservation
 from omni_runtime.connectors.limits import ClientLimits, StreamId
-from omni_runtime.connectors.wire import FRAGMENT_BYTES, INLINE_BYTES, WINDOW_PIECES, ChunkHeader, Put
+from omni_runtime.connectors.wire import FRAGMENT_BYTES, INLINE_BYTES, WINDOW_PIECES, ChunkHeader, Put, Slab
 from omni_runtime.errors import CapacityExceeded, DeadlineExceeded, OmniError, StreamClosed, UpstreamLost, by_code
 from omni_runtime.protocol.payload import Payload
 
@@ -58,7 +59,16 @@ class Sender:
     def __len__(self) -> int:
         return len(self._ports)
 
-    async def put(self, request: str, edge: str, payload: Payload) -> None:
+    async def reserve(self, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> SlabReservation | None:
+        """See api.EdgeClient.reserve."""
+        _, length = payloads.lay_out(shapes)
+        attachment = await self._attached(self._limits.put_deadline_s)
+        if not 0 < length <= min(largest_slab(attachment.arena.length), self._limits.max_chunk_bytes):
+            return None
+        slab = await attachment.allocate(length, self._limits.arena_wait_s)
+        return None if slab is None else attachment.reserve(slab, shapes)
+
+    async def put(self, request: str, edge: str, payload: Payload, reservation: Reservation | None = None) -> None:
         """See api.EdgeClient.put."""
         limits = self._limits
         header = payloads.describe(payload)
@@ -77,7 +87,7 @@ class Sender:
                 raise StreamClosed(f"put on {edge} of request {request} after its finished chunk")
             sent = False
             try:
-                await self._send_chunk(stream, payload, header, deadline)
+                await self._send_chunk(stream, payload, header, deadline, reservation)
                 sent = True
             finally:
                 if not sent and stream.error is None:  # part of a chunk, or a gap: the stream cannot go on
@@ -110,20 +120,33 @@ class Sender:
         if len(self._sent) > _REMEMBERED:
             self._sent.popitem(last=False)
 
-    async def _send_chunk(self, stream: Outgoing, payload: Payload, header: ChunkHeader, deadline: float) -> None:
+    async def _send_chunk(
+        self,
+        stream: Outgoing,
+        payload: Payload,
+        header: ChunkHeader,
+        deadline: float,
+        reservation: Reservation | None,
+    ) -> None:
         attachment, length = stream.attachment, header.nbytes
-        if INLINE_BYTES < length <= largest_slab(attachment.arena.length):
+        slab: Slab | None = None
+        copy = False
+        if isinstance(reservation, SlabReservation) and reservation.holds(payload) and attachment.take(reservation):
+            slab = reservation.slab
+        elif INLINE_BYTES < length <= largest_slab(attachment.arena.length):
             slab = await attachment.allocate(length, self._limits.arena_wait_s)
-            if slab is not None:
-                try:
-                    payloads.write(payload, header, attachment.arena.view[slab.offset : slab.offset + length])
-                    await self._credit(stream, deadline)
-                except BaseException:
-                    attachment.free_unsent(slab)
-                    raise
-                attachment.send(Put(stream.number, stream.seq, 0, True, length, slab, header))
-                return
-        await self._send_pieces(stream, payload, header, deadline)
+            copy = True
+        if slab is None:
+            await self._send_pieces(stream, payload, header, deadline)
+            return
+        try:
+            if copy:
+                payloads.write(payload, header, attachment.arena.view[slab.offset : slab.offset + length])
+            await self._credit(stream, deadline)
+        except BaseException:
+            attachment.free_unsent(slab)
+            raise
+        attachment.send(Put(stream.number, stream.seq, 0, True, length, slab, header))
 
     async def _send_pieces(self, stream: Outgoing, payload: Payload, header: ChunkHeader, deadline: float) -> None:
         """A chunk that is small, larger than any slab, or finds the arena full."""

@@ -239,8 +239,12 @@ class Freed(_Message, frozen=True, tag=33):
     slabs: Annotated[tuple[Slab, ...], Meta(max_length=512)]
 
 
+class Squeeze(_Message, frozen=True, tag=34):
+    """The arena is full and somebody waits: give empty extents back now."""
+
+
 FromEngine = Attach | Bind | Put | Open | Credit | Cancel | Release | Lease | Return | Ping
-ToEngine = Attached | Rejected | Extent | Freed | Put | Credit | Failed | Pong
+ToEngine = Attached | Rejected | Extent | Freed | Squeeze | Put | Credit | Failed | Pong
 FromConsumerSidecar = Open | Credit | Acknowledge | Cancel | Ping
 FromProducerSidecar = Put | Fragment | Failed | Pong
 
