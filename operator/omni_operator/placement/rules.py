@@ -1,0 +1,179 @@
+"""What a stage asks of its devices that they cannot do, whatever is free. Each rule is one function; pure.
+
+Rules that need no knowledge of devices and models are the resolver's and the webhook's, not these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from omni_crds.v1alpha1.runtimeprofile import AcceleratorVendor
+from omni_operator.placement.question import Question
+from omni_operator.placement.types import PlacementWarning
+from omni_operator.resources.stage_pod import engine_port
+from omni_runtime.deploy.plan import (
+    ENTRY_CONTROL_PORT,
+    SIDECAR_DATA_PORT,
+    SIDECAR_HTTP_PORT,
+    StagePlan,
+)
+from omni_runtime.errors import FieldError
+from omni_runtime.topology.types import EngineKind
+
+Finding = FieldError | PlacementWarning
+StageRule = Callable[[Question, StagePlan], Iterator[Finding]]
+
+
+def device_class_exists(question: Question, stage: StagePlan) -> Iterator[Finding]:
+    """A class that neither a profile nor the table describes has no memory to compare with."""
+    if question.device(stage) is None:
+        yield FieldError(
+            f"{question.path(stage.name)}.accelerator.class",
+            stage.device.device_class,
+            f"neither runtime profile {stage.profile} nor the table of devices has this class",
+            "use a class of the profile, or add it to the profile's deviceClasses with its memory",
+        )
+
+
+def dtype_is_supported(question: Question, stage: StagePlan) -> Iterator[Finding]:
+    """Weights in a type that the device does not compute in (fp8 on Hopper, Ada and MI300, not on A100 or 910B)."""
+    device, part = question.device(stage), question.part(stage)
+    arguments = dict(stage.engine_args)
+    dtype = arguments.get("dtype", "auto")
+    loaded = part.dtype if dtype == "auto" and part else dtype
+    if device is None or loaded == "auto" or device.supports(loaded):
+        return
+    yield FieldError(
+        _argument_path(question, stage, "dtype"),
+        loaded,
+        f"{device.name} does not compute in {loaded}",
+        f"use one of {', '.join(sorted(device.dtypes - {'int8', 'fp8', 'fp4'}))}, or another device class",
+    )
+
+
+def kv_cache_dtype_is_supported(question: Question, stage: StagePlan) -> Iterator[Finding]:
+    """An fp8 KV cache is read by attention kernels, which exist only where the device has fp8."""
+    device, named = question.device(stage), dict(stage.engine_args).get("kv_cache_dtype", "auto")
+    if device is None or named == "auto" or device.supports(named):
+        return
+    problem = f"{device.name} has no {named}"
+    yield FieldError(
+        _argument_path(question, stage, "kv_cache_dtype"), named, problem, "use auto, or another device class"
+    )
+
+
+def quantization_is_supported(question: Question, stage: StagePlan) -> Iterator[Finding]:
+    """fp8 weights: computed where the device has fp8; unpacked on the fly on older NVIDIA; nowhere else."""
+    device, named = question.device(stage), dict(stage.engine_args).get("quantization", "")
+    if device is None or not named.startswith(("fp8", "nvfp4", "mxfp4")) or device.supports(named):
+        return
+    path = _argument_path(question, stage, "quantization")
+    if device.vendor is AcceleratorVendor.NVIDIA:
+        message = (
+            f"{device.name} does not compute in {named}: weights are unpacked on the fly, which saves memory, not time"
+        )
+        yield PlacementWarning("QuantizationUnpacked", message, path)
+    else:
+        yield FieldError(path, named, f"{device.name} has no {named}", "remove it, or use another device class")
+
+
+def tensor_divides_heads(question: Question, stage: StagePlan) -> Iterator[Finding]:
+    """Attention heads are dealt out whole. Key-value heads that are fewer than the ranks are copied, not cut."""
+    part, tensor = question.part(stage), stage.tensor_parallel
+    if part is None or tensor == 1 or not part.heads:
+        return
+    path = f"{question.path(stage.name)}.parallelism.tensor"
+    fitting = [n for n in range(1, part.heads + 1) if part.heads % n == 0 and _kv_fits(part.kv_heads, n)]
+    if part.heads % tensor or not _kv_fits(part.kv_heads, tensor):
+        near = sorted(sorted(fitting, key=lambda n: abs(n - tensor))[:3])
+        problem = f"the model has {part.heads} attention heads and {part.kv_heads} key-value heads"
+        yield FieldError(path, str(tensor), problem, f"use one of {', '.join(map(str, near))}")
+    elif part.kv_heads < tensor:
+        message = f"{part.kv_heads} key-value heads over {tensor} ranks: each is kept {tensor // part.kv_heads} times"
+        yield PlacementWarning("KeyValueHeadsCopied", message, path)
+
+
+def pipeline_has_layers(question: Question, stage: StagePlan) -> Iterator[Finding]:
+    part = question.part(stage)
+    if part is not None and part.attention_layers and stage.pipeline_parallel > part.attention_layers:
+        yield FieldError(
+            f"{question.path(stage.name)}.parallelism.pipeline",
+            str(stage.pipeline_parallel),
+            f"the model has {part.attention_layers} layers",
+            f"use at most {part.attention_layers}",
+        )
+
+
+def length_is_known_to_the_model(question: Question, stage: StagePlan) -> Iterator[Finding]:
+    """Positions that the model was not made for: vLLM refuses to start with them."""
+    part, stated = question.part(stage), dict(stage.engine_args).get("max_model_len")
+    if part is None or not stated or not part.max_positions or stage.engine is not EngineKind.AR_VLLM:
+        return
+    if int(stated) > part.max_positions and "hf_overrides" not in dict(stage.engine_args):
+        problem = f"the model has {part.max_positions} positions"
+        yield FieldError(
+            _argument_path(question, stage, "max_model_len"), stated, problem, f"use at most {part.max_positions}"
+        )
+
+
+def ports_do_not_meet(question: Question) -> Iterator[Finding]:
+    """Ports of one pod: the entry's API beside its control channel; engines beside the connector."""
+    entry = question.plan.entry
+    if entry.port == ENTRY_CONTROL_PORT:
+        problem = "the control channel of the entry listens there"
+        yield FieldError("spec.entry.port", str(entry.port), problem, "use 8000, or any other port")
+    for leader, stages in question.plan.pod_groups().items():
+        taken = {SIDECAR_DATA_PORT, SIDECAR_HTTP_PORT}
+        for index, stage in enumerate(stages):
+            port = engine_port(index)
+            if port in taken:
+                problem = f"with {len(stages)} stages in the pods of {leader}, port {port} is taken twice"
+                yield FieldError(f"{question.path(stage.name)}.podGroup", leader, problem, "take some stages apart")
+            taken.add(port)
+
+
+def rdma_has_a_device(question: Question) -> Iterator[Finding]:
+    """Mooncake between nodes wants RDMA; without a device on a node it falls back to TCP, which should be said."""
+    if question.fleet is None:
+        return
+    offered = any(
+        "rdma" in name or name.startswith("vpc.amazonaws.com/efa")
+        for kind in question.fleet
+        for name, amount in kind.node.allocatable.items()
+        if amount
+    )
+    for edge in question.plan.edges:
+        if edge.connector == "Mooncake" and not offered:
+            message = "no node offers an RDMA device: the connector will use TCP"
+            yield PlacementWarning("NoRdmaDevice", message, f"spec.edges[{edge.name}].connector.type")
+
+
+STAGE_RULES: tuple[StageRule, ...] = (
+    device_class_exists,
+    dtype_is_supported,
+    kv_cache_dtype_is_supported,
+    quantization_is_supported,
+    tensor_divides_heads,
+    pipeline_has_layers,
+    length_is_known_to_the_model,
+)
+
+
+def check_rules(question: Question) -> tuple[tuple[FieldError, ...], tuple[PlacementWarning, ...]]:
+    """(violations, warnings) of all rules, in the order of the stages."""
+    found: list[Finding] = []
+    for stage in question.plan.stages:
+        for rule in STAGE_RULES:
+            found.extend(rule(question, stage))
+    found.extend(ports_do_not_meet(question))
+    found.extend(rdma_has_a_device(question))
+    errors = tuple(f for f in found if isinstance(f, FieldError))
+    return errors, tuple(f for f in found if isinstance(f, PlacementWarning))
+
+
+def _kv_fits(heads: int, tensor: int) -> bool:
+    return not heads or heads % tensor == 0 or tensor % heads == 0
+
+
+def _argument_path(question: Question, stage: StagePlan, name: str) -> str:
+    return f"{question.path(stage.name)}.engineArgs[name={name}]"

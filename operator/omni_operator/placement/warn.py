@@ -1,0 +1,105 @@
+"""What is legal but unwise. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from omni_operator.placement.demand import PodDemand, selects, tolerates
+from omni_operator.placement.inventory import device_memory
+from omni_operator.placement.memory import concurrent_requests
+from omni_operator.placement.nodes import arrange, place
+from omni_operator.placement.question import Question
+from omni_operator.placement.types import PlacementWarning, StageMemory, Witness
+
+GIB = 1 << 30
+OLD_SECONDS = 60.0
+# Requests are rarely of full length: a cache for a quarter of them is usual, one for less makes them wait.
+SMALL_CACHE = 0.25
+
+
+def memory_warnings(question: Question, memory: tuple[StageMemory, ...]) -> Iterator[PlacementWarning]:
+    stages = {s.name: s for s in question.plan.stages}
+    for one in memory:
+        stage, path = stages[one.stage], question.path(one.stage)
+        if not one.known:
+            message = f"what stage {one.stage} loads is not known, so its memory was not checked"
+            yield PlacementWarning("WeightsUnknown", message, path)
+            continue
+        at_once = concurrent_requests(one)
+        if at_once is not None and one.missing == 0 and at_once < SMALL_CACHE * stage.max_concurrency:
+            message = (
+                f"the KV cache holds {at_once:.1f} requests of full length, maxConcurrency is {stage.max_concurrency}: "
+                "longer requests will wait for each other"
+            )
+            yield PlacementWarning("KvCacheSmall", message, f"{path}.maxConcurrency")
+
+
+def placement_warnings(
+    question: Question, demands: tuple[PodDemand, ...], witness: Witness, ties: Mapping[str, int]
+) -> Iterator[PlacementWarning]:
+    yield from _old_facts(question)
+    yield from _wrong_nodes(question, demands)
+    yield from _apart(question, witness, ties)
+    yield from _no_room_to_grow(question, demands)
+
+
+def _old_facts(question: Question) -> Iterator[PlacementWarning]:
+    age = question.cluster.age_seconds
+    if age > OLD_SECONDS:
+        yield PlacementWarning("FactsOld", f"nodes and quota were last seen {age:.0f} s ago")
+
+
+def _wrong_nodes(question: Question, demands: tuple[PodDemand, ...]) -> Iterator[PlacementWarning]:
+    """The scheduler counts devices, not their memory: a selector that is too wide sends pods where they cannot run."""
+    for demand in demands:
+        if demand.device_resource is None or not demand.device_bytes:
+            continue
+        small = {
+            name: memory
+            for node, names in question.fleet or ()
+            if node.allocatable.get(demand.device_resource)
+            and selects(demand, node)
+            and tolerates(demand, node.taints)
+            and (memory := device_memory(node, demand.device_resource)) is not None
+            and memory < demand.device_bytes
+            for name in names
+        }
+        if small:
+            name, memory = min(small.items())
+            message = (
+                f"{len(small)} nodes match the selector of {demand.device_class}, but their devices are too small "
+                f"({name}: {memory / GIB:.0f} GiB, needed {demand.device_bytes / GIB:.1f} GiB); pods may land there. "
+                "Give the device class a nodeSelector"
+            )
+            yield PlacementWarning("SelectorTooWide", message, question.path(demand.group))
+
+
+def _apart(question: Question, witness: Witness, ties: Mapping[str, int]) -> Iterator[PlacementWarning]:
+    label = question.cluster.domain_label
+    if label is None or not ties:
+        return
+    domain = {name: node.labels.get(label, name) for node, names in question.fleet or () for name in names}
+    for number in sorted(set(ties.values())):
+        groups = sorted(g for g, n in ties.items() if n == number)
+        used = sorted({domain[p.node] for p in witness.placements if p.group in groups})
+        if len(used) > 1:
+            message = f"{' and '.join(groups)} exchange hidden rows across {label}: {', '.join(used)}"
+            yield PlacementWarning("HotEdgeAcrossDomains", message, "spec.edges")
+
+
+def _no_room_to_grow(question: Question, demands: tuple[PodDemand, ...]) -> Iterator[PlacementWarning]:
+    """The upper bounds of the autoscaler, all reached at once, would not fit."""
+    if question.cluster.nodes_may_be_added or question.fleet is None:
+        return
+    bounds = question.plan.replicas
+    grown = tuple(
+        replace(d, replicas=max(d.replicas, bounds[d.group].maximum or 0)) if d.group in bounds else d for d in demands
+    )
+    if grown == demands:
+        return
+    witness, packing = place(arrange(grown, question.fleet))
+    if witness is None and packing.proven:
+        wanted = ", ".join(f"{d.group} {d.replicas}" for d, old in zip(grown, demands, strict=True) if d != old)
+        message = f"the nodes have no room for maxReplicas of all stages at once ({wanted})"
+        yield PlacementWarning("MaxReplicasDoNotFit", message, "spec.stages")
