@@ -21,8 +21,15 @@ class ChatPrompt:
 
 
 class ChatFamily(Protocol):
+    """Thread-safe. `tokenizer`: a transformers tokenizer."""
+
+    @property
+    def tokenizer(self) -> Any: ...
     def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
-        """Raises InvalidRequest when a message or part cannot be read. Thread-safe."""
+        """Raises InvalidRequest when a message or part cannot be read."""
+
+    def completion(self, prompt: str | Sequence[int]) -> ChatPrompt:
+        """Text or token ids to go on from, without a template. Raises InvalidRequest if the model needs one."""
 
 
 class TextChat:
@@ -32,6 +39,16 @@ class TextChat:
         from transformers import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    def completion(self, prompt: str | Sequence[int]) -> ChatPrompt:
+        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else check_ids(self._tokenizer, prompt)
+        if not ids:
+            raise InvalidRequest("prompt: has no tokens; send some text")
+        return ChatPrompt(prompt={"prompt_token_ids": [int(t) for t in ids]})
 
     def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
         plain = [{"role": m["role"], "content": _text_only(m, i)} for i, m in enumerate(messages)]
@@ -46,6 +63,13 @@ class Qwen3OmniChat:
         from transformers import AutoProcessor
 
         self._processor: Any = AutoProcessor.from_pretrained(model_path)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._processor.tokenizer
+
+    def completion(self, prompt: str | Sequence[int]) -> ChatPrompt:
+        raise InvalidRequest("prompt: this model needs its chat template; use /v1/chat/completions")
 
     def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
         audio: list[Any] = []
@@ -87,6 +111,31 @@ class Qwen3OmniChat:
                 return {"type": "image"}
             case kind:
                 raise InvalidRequest(f"{where}.type: {kind!r} is not supported; use text, input_audio or image_url")
+
+
+def check_ids(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+    """Raises InvalidRequest for an id that the vocabulary does not have."""
+    size = len(tokenizer)
+    for i, token in enumerate(ids):
+        if not 0 <= int(token) < size:
+            raise InvalidRequest(f"token {i}: {token}: the vocabulary has ids 0 to {size - 1}")
+    return [int(t) for t in ids]
+
+
+def tokenize(family: ChatFamily, asked: Mapping[str, Any]) -> list[int]:
+    """`Submit.inputs["tokenize"]`: {"text", "add_special_tokens"} or {"messages"} -> ids, as the model would read them;
+    media are one placeholder each. Raises InvalidRequest."""
+    if "messages" not in asked:
+        return [int(t) for t in family.tokenizer.encode(asked["text"], add_special_tokens=asked["add_special_tokens"])]
+    prompt = family.prompt(asked["messages"]).prompt
+    if "prompt_token_ids" in prompt:
+        return list(prompt["prompt_token_ids"])
+    return [int(t) for t in family.tokenizer.encode(prompt["prompt"], add_special_tokens=False)]
+
+
+def detokenize(family: ChatFamily, ids: Sequence[int]) -> str:
+    """Raises InvalidRequest."""
+    return str(family.tokenizer.decode(check_ids(family.tokenizer, ids), skip_special_tokens=False))
 
 
 def mel_frames(samples: Sequence[int], hop: int) -> list[int]:

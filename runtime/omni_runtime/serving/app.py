@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from omni_runtime.serving import chat, errors, health, models, speech
+from omni_runtime.serving import chat, completions, errors, health, models, responses, speech, speech_stream, tokens
 from omni_runtime.serving.context import ServingContext
 from omni_runtime.serving.request_ids import RequestIds
+from omni_runtime.serving.send_deadline import SendDeadline
+
+SURFACES = (chat, responses, completions, speech, speech_stream, tokens, models, health)
 
 
 def build_app(context: ServingContext) -> FastAPI:
     app = FastAPI(title="omni", version=context.version, docs_url=None, redoc_url=None)
     app.state.context = context
     app.add_middleware(RequestIds)
+    app.add_middleware(SendDeadline, seconds=context.patience.send)
     errors.install(app)
-    for router in (chat.router, speech.router, models.router, health.router):
-        app.include_router(router)
+    for surface in SURFACES:
+        app.include_router(surface.router)
     return app

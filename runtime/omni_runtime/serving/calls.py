@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,11 +10,14 @@ from starlette.requests import HTTPConnection
 
 from omni_runtime.errors import FieldError, InvalidRequest
 from omni_runtime.orchestrator.calls import DEFAULT_DEADLINE_SECONDS, Call
-from omni_runtime.serving.context import ServingContext
+from omni_runtime.serving.context import ServingContext, context_of
 from omni_runtime.serving.errors import UnknownModel
 from omni_runtime.serving.params import StageParams
+from omni_runtime.serving.schema.chat import STREAMED_FORMATS
 from omni_runtime.serving.schema.common import Sampling
 from omni_runtime.topology.types import Modality
+
+_TENANT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 def check_model(name: str | None, context: ServingContext) -> str:
@@ -44,6 +48,13 @@ def check_voice(voice: str | None, context: ServingContext, field: str) -> str |
     raise InvalidRequest(str(FieldError(field, voice, "there is no such voice", f"use {', '.join(known)}")))
 
 
+def check_streamed_format(audio_format: str | None) -> None:
+    """Raises InvalidRequest for a format of whole files."""
+    if audio_format is not None and audio_format not in STREAMED_FORMATS:
+        fix = "use pcm16 or wav, or ask without stream"
+        raise InvalidRequest(str(FieldError("audio.format", audio_format, "cannot be streamed", fix)))
+
+
 VOICE_ALIASES = ("default", "alloy")  # OpenAI's clients must send a voice; these mean the model's own
 
 
@@ -69,12 +80,18 @@ def build_call(
     timeout_seconds: float | None,
     **more: Any,
 ) -> Call:
-    """The request's label comes from the connection."""
+    """The request's label and tenant come from the connection. Raises InvalidRequest for a tenant that is no name."""
+    header = context_of(connection).tenant_header
+    tenant = connection.headers.get(header, "")
+    if tenant and not _TENANT.fullmatch(tenant):
+        fix = "use letters, digits, dots, dashes and underscores, at most 63"
+        raise InvalidRequest(str(FieldError(header, tenant[:80], "not the name of a tenant", fix)))
     return Call(
         modalities=modalities,
         params=params,
         inputs=inputs,
         deadline_seconds=timeout_seconds or DEFAULT_DEADLINE_SECONDS,
         label=connection.state.request_id,
+        tenant=tenant,
         **more,
     )

@@ -16,12 +16,19 @@ from omni_runtime.orchestrator.calls import Call, Output
 from omni_runtime.orchestrator.state import AudioPiece, Emit, TextPiece
 from omni_runtime.serving.audio import StreamEncoder, encode_whole
 from omni_runtime.serving.body import body_schema, parse_body, read_body
-from omni_runtime.serving.calls import build_call, check_modalities, check_model, check_voice, sampling_params
+from omni_runtime.serving.calls import (
+    build_call,
+    check_modalities,
+    check_model,
+    check_streamed_format,
+    check_voice,
+    sampling_params,
+)
 from omni_runtime.serving.chunks import Completion
 from omni_runtime.serving.collect import Collected
 from omni_runtime.serving.context import ServingContext, context_of
 from omni_runtime.serving.inputs import build_inputs
-from omni_runtime.serving.schema.chat import REFUSED, STREAMED_FORMATS, ChatRequest
+from omni_runtime.serving.schema.chat import REFUSED, ChatRequest
 from omni_runtime.serving.sse import DONE, sse, sse_error
 from omni_runtime.serving.streams import RequestStream, begin, collect
 from omni_runtime.topology.types import Modality, PayloadContract
@@ -48,10 +55,8 @@ async def build_chat_call(chat: ChatRequest, context: ServingContext, request: R
     """Raises InvalidRequest for what this pipeline cannot do."""
     modalities = check_modalities(chat.modalities, context)
     _check_codes(chat, modalities, context)
-    audio_format = chat.audio.format
-    if chat.stream and Modality.AUDIO in modalities and audio_format not in (None, *STREAMED_FORMATS):
-        fix = "use pcm16 or wav, or ask without stream"
-        raise InvalidRequest(str(FieldError("audio.format", str(audio_format), "cannot be streamed", fix)))
+    if chat.stream and Modality.AUDIO in modalities:
+        check_streamed_format(chat.audio.format)
     params = sampling_params(
         chat,
         modalities,

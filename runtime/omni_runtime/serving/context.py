@@ -26,6 +26,15 @@ class Requests(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds to wait for a client."""
+
+    send: float = 30.0  # until it takes one piece of an answer
+    session_config: float = 10.0  # the first message of a WebSocket
+    session_idle: float = 30.0  # the next one, while nothing is left to speak
+
+
+@dataclass(frozen=True, slots=True)
 class ServingContext:
     plan: ResolvedPlan
     requests: Requests
@@ -33,6 +42,8 @@ class ServingContext:
     inputs: tuple[str, ...]  # kinds of input that the topology takes
     version: str
     fetcher: MediaFetcher = field(default_factory=MediaFetcher)
+    patience: Patience = Patience()
+    tenant_header: str = "x-omni-tenant"
     started: int = field(default_factory=lambda: int(time.time()))
 
     @property

@@ -1,4 +1,4 @@
-"""Probes, /metrics, /omni/status.
+"""Probes, /load, /metrics, /omni/status.
 
 /livez: the process works; a dead stage never restarts the entry. /health and /ready: every stage that the outputs need
 has a live replica, otherwise 503 with the stage's name (T69).
@@ -36,6 +36,20 @@ async def get_ready(request: Request) -> Response:
     else:
         reason = f"no live replica of stage {', '.join(status.missing)}"
     return _json({"status": "unhealthy", "reason": reason, "missing": status.missing}, 503)
+
+
+@router.get("/ping")
+@router.post("/ping")
+async def ping(request: Request) -> Response:
+    """The name under which some platforms ask for /health."""
+    return await get_ready(request)
+
+
+@router.get("/load")
+async def get_load(request: Request) -> Response:
+    """Requests that are not through: `server_load` as vLLM's server tells it, and its two parts."""
+    status = context_of(request).requests.status()
+    return _json({"server_load": status.running + status.waiting, "running": status.running, "waiting": status.waiting})
 
 
 @router.get("/omni/status")

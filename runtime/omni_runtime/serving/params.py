@@ -18,9 +18,15 @@ that an entry and a stage of neighbouring versions can talk.
 | speed | talker of smol_omni | 1.0 = as the stage is set; others refuse it at the entry |
 | return_token_ids | thinker | fill `ClientText.token_ids` |
 
-`Submit.inputs` of stage 0 is {"messages": [...]}: OpenAI messages whose content is a string or a list of parts
-{"type": "text", "text": str} | {"type": "audio", "data": bytes, "format": str} | {"type": "image", "data": bytes,
-"media_type": str}. Media are decoded from base64 and limited in size here, but not parsed: that is the thinker's work.
+`Submit.inputs` is for the stage that takes the client's input, and is one of these:
+
+{"messages": [...]}: OpenAI messages whose content is a string or a list of parts {"type": "text", "text": str} |
+{"type": "audio", "data": bytes, "format": str} | {"type": "image" or "video", "data": bytes, "media_type": str}. Media are
+decoded from base64 or fetched, and limited in size here, but not parsed: that is the thinker's work.
+{"text": str, "finished": bool}: plain text, of which more may follow.
+{"prompt": str or [token ids]}: text that the thinker goes on from, without a chat template.
+{"tokenize": {"text", "add_special_tokens"} or {"messages"}}: answered with `ClientText.token_ids` alone.
+{"detokenize": [token ids]}: answered with their text alone.
 """
 
 from __future__ import annotations

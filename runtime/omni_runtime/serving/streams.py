@@ -9,17 +9,12 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from omni_runtime.errors import OmniError, StreamClosed
-from omni_runtime.logs import get_logger
 from omni_runtime.orchestrator.calls import CLIENT_DISCONNECT, SLOW_CLIENT, Output, RequestHandle
 from omni_runtime.serving.collect import Collected
-
-log = get_logger(__name__)
-
-#: How long one piece may wait for a client that does not read.
-SEND_SECONDS = 30.0
+from omni_runtime.serving.send_deadline import SlowClient
 
 T = TypeVar("T")
 
@@ -27,8 +22,8 @@ T = TypeVar("T")
 class RequestStream(StreamingResponse):
     """A body that ends with its request: whatever ends the one ends the other (R16).
 
-    The server stops pulling at a client that does not read; outputs then wait in the handle's queue, which is bounded,
-    and a client that takes nothing for SEND_SECONDS is given up.
+    The server stops pulling at a client that does not read: outputs then wait in the handle's queue, which is bounded,
+    until `SendDeadline` gives the client up.
     """
 
     def __init__(
@@ -39,18 +34,14 @@ class RequestStream(StreamingResponse):
         self._handle = handle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(SEND_SECONDS):
-                await send(message)
-
         reason = CLIENT_DISCONNECT
         try:
-            await super().__call__(scope, receive, send_in_time)
+            await super().__call__(scope, receive, send)
         except OmniError:  # a body without a place for errors: the connection breaks off, and the log has the reason
             pass
-        except TimeoutError:  # the server closes the connection: there is no telling a client that does not read
+        except SlowClient:
             reason = SLOW_CLIENT
-            log.warning("request.slow_client", id=self._handle.request, seconds=SEND_SECONDS)
+            raise
         finally:
             self._handle.cancel(reason)
 

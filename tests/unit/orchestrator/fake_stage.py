@@ -84,6 +84,7 @@ class FakeStage:
     hold_after: int | None = None
     answers_aborts: bool = True
     reports_requests: bool = True
+    voices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.submits: dict[str, control.Submit] = {}
@@ -94,7 +95,11 @@ class FakeStage:
         self.submitted = asyncio.Event()
         self.aborted = asyncio.Event()
         self.go = asyncio.Event()
+        self.held = asyncio.Event()  # some request has sent its first `hold_after` messages
         self.silent = False
+        self.asleep = False
+        self.power_problem = ""
+        self.mute_power = False
         self._socket: zmq.asyncio.Socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -135,6 +140,7 @@ class FakeStage:
                 shared_memory_domain=f"domain-{self.replica}",
                 capacity=self.capacity,
                 incarnation=self.incarnation,
+                voices=self.voices,
             )
         )
 
@@ -151,7 +157,7 @@ class FakeStage:
             if self.welcomed.is_set() and not self.silent:
                 held = tuple(r for r in self._running) if self.reports_requests else None
                 load = control.StageLoad(running=len(self._running))
-                await self.send(control.Heartbeat(load, requests=held, answers=self._pinged))
+                await self.send(control.Heartbeat(load, requests=held, answers=self._pinged, asleep=self.asleep))
 
     async def _receive(self) -> None:
         assert self._socket is not None
@@ -176,6 +182,12 @@ class FakeStage:
                     if self.answers_aborts:
                         await self.send(control.Aborted(request))
                     self.aborted.set()
+                case control.Sleep() | control.Wake():
+                    wanted = isinstance(message, control.Sleep)
+                    if not self.power_problem:
+                        self.asleep = wanted
+                    if not self.mute_power:
+                        await self.send(control.PowerChanged(self.asleep, self.power_problem))
                 case control.Ping(number=number):
                     self._pinged = number
 
@@ -183,6 +195,7 @@ class FakeStage:
         script = self.script or SCRIPTS[self.stage]()
         for i, message in enumerate(script(request)):
             if self.hold_after is not None and i >= self.hold_after:
+                self.held.set()
                 await self.go.wait()
             if isinstance(message, control.StageFinished | control.StageFailed):
                 self._running.pop(request, None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
-import json
 import struct
 import wave
 from typing import Any
@@ -14,14 +14,9 @@ import pytest
 from omni_runtime.protocol import control
 from tests.unit.orchestrator.conftest import eventually
 from tests.unit.orchestrator.fake_stage import thinker_script
-from tests.unit.serving.conftest import Server
+from tests.unit.serving.conftest import Server, sse_events
 
 BOTH = ["text", "audio"]
-
-
-def events(body: str) -> list[Any]:
-    lines = [line.removeprefix("data: ") for line in body.split("\n\n") if line]
-    return [json.loads(line) if line != "[DONE]" else line for line in lines]
 
 
 async def test_openai_client_whole_answer(server: Server) -> None:
@@ -82,7 +77,7 @@ async def test_streamed_wav_has_one_header_with_streaming_sizes(server: Server) 
     """R48, R50"""
     await server.replicas()
     response = await server.chat(modalities=BOTH, stream=True, audio={"format": "wav"})
-    chunks = [e for e in events(response.text) if e != "[DONE]" and e.get("modality") == "audio"]
+    chunks = [e for e in sse_events(response.text) if e != "[DONE]" and e.get("modality") == "audio"]
     pieces = [
         base64.b64decode(c["choices"][0]["delta"]["content"]) for c in chunks if c["choices"][0]["delta"].get("content")
     ]
@@ -96,7 +91,7 @@ async def test_stream_ends_with_done_and_text_only_has_no_audio(server: Server) 
     await server.replica("thinker")
     response = await server.chat(stream=True)
     assert response.headers["content-type"].startswith("text/event-stream")
-    got = events(response.text)
+    got = sse_events(response.text)
     assert got[-1] == "[DONE]"
     assert {e["modality"] for e in got[:-1]} == {"text"}
     assert [e["choices"][0]["finish_reason"] for e in got[:-1]].count("stop") == 1
@@ -107,7 +102,7 @@ async def test_extensions_return_token_ids_and_codes(server: Server) -> None:
     body = (await server.chat(modalities=BOTH, return_token_ids=True, return_codec_codes=True)).json()
     assert body["token_ids"] == [100, 101, 102, 103]
     assert body["codec_codes"] == [[0, 1], [1, 2], [2, 3], [3, 4]]
-    stream = events(
+    stream = sse_events(
         (await server.chat(modalities=BOTH, return_token_ids=True, return_codec_codes=True, stream=True)).text
     )
     last = next(e for e in stream if e != "[DONE]" and e["choices"][0]["finish_reason"])
@@ -252,7 +247,7 @@ async def test_error_inside_a_stream_is_an_event_and_the_end(server: Server) -> 
         return [control.ClientText(request, "Hel"), control.StageFailed(request, "EngineError", "boom")]
 
     await server.replica("thinker", script=breaking)
-    got = events((await server.chat(stream=True)).text)
+    got = sse_events((await server.chat(stream=True)).text)
     assert got[-1]["error"]["code"] == "EngineError"
     assert "boom" in got[-1]["error"]["message"]
     assert "[DONE]" not in got
@@ -269,40 +264,18 @@ async def test_queue_full_is_429_with_retry_after(server: Server) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("sent", [0, 2])
+@pytest.mark.parametrize("sent", [0, 1, 2, 3, 4])
 async def test_disconnect_aborts_everywhere(server: Server, stream: bool, sent: int) -> None:
-    """R16, R15: as an ASGI server tells it, before and after the first output."""
-    fakes = await server.replicas(**{s: {"hold_after": sent} for s in ("thinker", "talker", "code2wav")})
-    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "modalities": BOTH, "stream": stream}).encode()
-    sent_body = False
-
-    async def receive() -> dict[str, Any]:
-        nonlocal sent_body
-        if not sent_body:
-            sent_body = True
-            return {"type": "http.request", "body": body, "more_body": False}
-        for fake in fakes:
-            await fake.submitted.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: dict[str, Any]) -> None:
-        pass
-
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": "POST",
-        "path": "/v1/chat/completions",
-        "raw_path": b"/v1/chat/completions",
-        "query_string": b"",
-        "root_path": "",
-        "scheme": "http",
-        "headers": [(b"content-type", b"application/json")],
-        "server": ("entry", 80),
-        "client": ("client", 1),
-    }
-    await server.app(scope, receive, send)  # type: ignore[arg-type]
+    """R16, R15: after any number of outputs."""
+    holds = {"thinker": sent, "talker": min(sent, 2), "code2wav": sent}
+    fakes = await server.replicas(**{stage: {"hold_after": n} for stage, n in holds.items()})
+    left = asyncio.Event()
+    body = {"messages": [{"role": "user", "content": "hi"}], "modalities": BOTH, "stream": stream}
+    asking = asyncio.create_task(server.post_and_leave("/v1/chat/completions", body, left))
+    for fake in fakes:
+        await asyncio.wait_for(fake.held.wait(), 5)
+    left.set()
+    await asking
     await eventually(lambda: server.orchestrator.unfinished == 0)
     assert server.bound == 0
     assert all(f.aborts for f in fakes)

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import wave
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 
 from omni_runtime.client import Answer, ServerUnreachable, ask, write_wav
 from omni_runtime.errors import EngineError, StageUnavailable
 from omni_runtime.protocol import control
-from tests.unit.orchestrator.conftest import eventually
 from tests.unit.serving.conftest import Server
 
 
 @pytest.fixture
-async def url(server: Server) -> AsyncIterator[str]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    http = uvicorn.Server(uvicorn.Config(server.app, log_config=None))
-    task = asyncio.create_task(http.serve(sockets=[listener]))
-    await eventually(lambda: http.started)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    http.should_exit = True
-    await task
+async def url(server: Server) -> str:
+    return f"http://127.0.0.1:{await server.listen()}"
 
 
 async def test_ask_measures_text_and_audio(server: Server, url: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from omni_runtime.errors import EngineError, InvalidRequest, OmniError
-from omni_runtime.models.chat import ChatFamily, chat_family
+from omni_runtime.models.chat import ChatFamily, chat_family, detokenize, tokenize
 from omni_runtime.protocol.payload import Payload
 from omni_runtime.serving.params import StageParams, from_map
 from omni_runtime.stages.ar_vllm.arguments import apply_environment, engine_arguments, environment
@@ -40,6 +40,7 @@ from omni_runtime.topology.types import PayloadContract
 
 SHUTDOWN_SECONDS = 15.0  # killed earlier, the engine core leaves its message queue (160 MiB) in /dev/shm
 ROWS_DEADLINE_S = 30.0  # the last rows come from another process; they are milliseconds behind the last token
+_INPUTS = ("messages", "prompt", "tokenize", "detokenize")  # of `Submit.inputs`; one of them
 LAYERS_PATHS = ("language_model.model.layers", "model.layers")
 
 
@@ -116,10 +117,9 @@ class ArVllmEngine:
 
     def submit(self, request: StageRequest) -> None:
         params = from_map(request.params)
-        messages = request.inputs.get("messages")
-        if not isinstance(messages, list | tuple) or not messages:
+        if not any(request.inputs.get(kind) for kind in _INPUTS):
             raise InvalidRequest("messages: is empty; send at least one message")
-        task = self._loop.create_task(self._generate(request, params, tuple(messages)))
+        task = self._loop.create_task(self._generate(request, params))
         self._tasks[request.request] = task
         task.add_done_callback(lambda _: self._tasks.pop(request.request, None))
 
@@ -237,10 +237,13 @@ class ArVllmEngine:
             self._outputs.extend(outputs)
             self._changed.set()
 
-    async def _generate(self, request: StageRequest, params: StageParams, messages: tuple[Any, ...]) -> None:
+    async def _generate(self, request: StageRequest, params: StageParams) -> None:
         name = request.request
         try:
-            self._emit(await self._answer(request, params, messages))
+            if "tokenize" in request.inputs or "detokenize" in request.inputs:
+                self._emit(await asyncio.to_thread(self._translate, request))
+            else:
+                self._emit(await self._answer(request, params))
         except OmniError as error:
             self._emit([Failed(name, error.code, str(error))])
         except Exception as error:  # noqa: BLE001 - one request's failure stays one request's failure
@@ -257,13 +260,24 @@ class ArVllmEngine:
             return Failed(request, InvalidRequest.code, str(error))
         return Failed(request, EngineError.code, f"{type(error).__name__}: {error}")
 
-    async def _answer(
-        self, request: StageRequest, params: StageParams, messages: tuple[Any, ...]
-    ) -> Sequence[StageOutput]:
+    def _translate(self, request: StageRequest) -> Sequence[StageOutput]:
+        """Between text and token ids: the tokenizer's work alone. In a thread."""
+        assert self._chat is not None
+        name = request.request
+        if (asked := request.inputs.get("tokenize")) is not None:
+            ids = tuple(tokenize(self._chat, asked))
+            return [Started(name), TextOut(name, "", ids), Done(name, "stop", prompt_tokens=len(ids))]
+        text = detokenize(self._chat, request.inputs["detokenize"])
+        return [Started(name), TextOut(name, text), Done(name, "stop")]
+
+    async def _answer(self, request: StageRequest, params: StageParams) -> Sequence[StageOutput]:
         """Stream the answer out; returns the last outputs, Done among them."""
         assert self._chat is not None
         name = request.request
-        chat = await asyncio.to_thread(self._chat.prompt, messages)
+        if "prompt" in request.inputs:
+            chat = await asyncio.to_thread(self._chat.completion, request.inputs["prompt"])
+        else:
+            chat = await asyncio.to_thread(self._chat.prompt, tuple(request.inputs["messages"]))
         wanted = self._edge is not None and self._edge.name in request.downstream_edges
         segments = _Segments(self._edge.name) if self._edge and wanted and not self._tapped else None
         rows = None

@@ -47,9 +47,13 @@ def speakable(text: str) -> str:
 
 
 class SpeechSegmenter:
-    """Feed text deltas, get speakable phrases in order; `flush` gives the rest, so no last word is lost (R19, R23)."""
+    """Feed text deltas, get speakable phrases in order; `flush` gives the rest, so no last word is lost (R19, R23).
 
-    def __init__(self) -> None:
+    clauses False: only whole sentences end a phrase, and lines.
+    """
+
+    def __init__(self, clauses: bool = True) -> None:
+        self._clauses = clauses
         self._buffer = ""
         self._first = True
 
@@ -75,7 +79,8 @@ class SpeechSegmenter:
         text = self._buffer
         ends = [m.end() for m in _SENTENCE_END.finditer(text) if self._ends_sentence(text, m)]
         clause_min = FIRST_MIN_CHARS if self._first else CLAUSE_MIN_CHARS
-        ends += [m.end() for m in _CLAUSE_END.finditer(text) if len(text[: m.end()].strip()) >= clause_min]
+        if self._clauses:
+            ends += [m.end() for m in _CLAUSE_END.finditer(text) if len(text[: m.end()].strip()) >= clause_min]
         if ends:
             return min(ends)
         if len(text) > MAX_CHARS:
