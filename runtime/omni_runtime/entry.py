@@ -1,6 +1,7 @@
 """The entry of a pipeline: orchestrator and API server in one process.
 
     python -m omni_runtime.entry --plan FILE --curve DIR [--http-host 0.0.0.0] [--http-port 8000] [--control-port 5500]
+        [--admin | --admin-token-file FILE]
 
 SIGTERM drains: /ready turns 503, nothing new is taken, running streams end (up to the plan's drain timeout), exit 0.
 A second signal ends at once. No tensor library is ever imported here.
@@ -28,6 +29,8 @@ from omni_runtime.errors import InvalidPipeline, OmniError
 from omni_runtime.metrics.entry import EntryMetrics
 from omni_runtime.orchestrator.loop import Orchestrator
 from omni_runtime.protocol.channels import Channels, load_keys
+from omni_runtime.serving.admin import AdminGuard
+from omni_runtime.serving.admin import build_router as build_admin_router
 from omni_runtime.serving.app import build_app
 from omni_runtime.serving.context import ServingContext
 from omni_runtime.topology.registry import TOPOLOGIES
@@ -35,6 +38,7 @@ from omni_runtime.topology.registry import TOPOLOGIES
 log = logs.get_logger(__name__)
 
 KEEP_ALIVE_SECONDS = 75
+MIN_TOKEN_CHARACTERS = 16
 GRACE_SECONDS = 5  # after the drain: for connections that are still open
 
 
@@ -46,6 +50,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--http-port", type=int, default=ENTRY_HTTP_PORT)
     parser.add_argument("--control-host", default="0.0.0.0")  # noqa: S104 - CURVE lets in only the pipeline's replicas
     parser.add_argument("--control-port", type=int, default=ENTRY_CONTROL_PORT)
+    parser.add_argument("--admin", action="store_true", help="serve /v1/omni/pause, resume, sleep, wakeup to loopback")
+    parser.add_argument("--admin-token-file", type=Path, help="serve them to whoever sends this bearer token")
     parser.add_argument("--log-level", default=os.environ.get("OMNI_LOG_LEVEL", "INFO"))
     return parser.parse_args(arguments)
 
@@ -60,6 +66,22 @@ def read_plan(path: Path) -> ResolvedPlan:
         raise OmniError(
             f"plan {path} is not a resolved plan: {error}; use one release for operator and images"
         ) from error
+
+
+def admin_guard(options: argparse.Namespace, plan: ResolvedPlan) -> AdminGuard | None:
+    """None: no admin surface. Raises OmniError if the token cannot be read or is empty."""
+    if options.admin_token_file is not None:
+        try:
+            token = options.admin_token_file.read_text().strip()
+        except OSError as error:
+            raise OmniError(f"--admin-token-file {options.admin_token_file}: {error.strerror}") from error
+        if len(token) < MIN_TOKEN_CHARACTERS:
+            raise OmniError(
+                f"--admin-token-file {options.admin_token_file}: {len(token)} characters; "
+                f"use a random token of at least {MIN_TOKEN_CHARACTERS}"
+            )
+        return AdminGuard(token)
+    return AdminGuard() if options.admin or plan.entry.admin == "Loopback" else None
 
 
 def package_version() -> str:
@@ -93,14 +115,19 @@ async def serve(options: argparse.Namespace) -> int:
             inputs=topology.inputs if topology is not None else ("text", "audio", "image"),
             version=package_version(),
         )
+        app = build_app(context)
+        guard = admin_guard(options, plan)
+        if guard is not None:
+            app.include_router(build_admin_router(orchestrator.administration, orchestrator.status, guard))
         config = uvicorn.Config(
-            build_app(context),
+            app,
             host=options.http_host,
             port=options.http_port,
             log_config=None,
             access_log=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             server_header=False,
+            proxy_headers=False,  # a client's address is what the socket says: the admin surface relies on it
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         server = _Server(config)

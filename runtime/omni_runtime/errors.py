@@ -92,6 +92,13 @@ class ContractMismatch(OmniError):
     http_status = 409
 
 
+class Conflict(OmniError):
+    """What was asked for does not go with what is going on."""
+
+    code = "Conflict"
+    http_status = 409
+
+
 class EngineError(OmniError):
     code = "EngineError"
     http_status = 500

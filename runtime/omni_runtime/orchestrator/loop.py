@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from omni_runtime.deploy.plan import ResolvedPlan
 from omni_runtime.errors import InvalidRequest, OmniError, StageUnavailable
 from omni_runtime.logs import get_logger
+from omni_runtime.orchestrator.administration import Administration
 from omni_runtime.orchestrator.admission import (
     AdmissionRules,
     missing_stages,
@@ -128,6 +129,7 @@ class Orchestrator:
         self._ttfp: deque[float] = deque(maxlen=TTFP_WINDOW)
         self._recent_seconds = 1.0
         self._draining = False
+        self.administration = Administration(self._replicas.power, self._admit)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -258,7 +260,13 @@ class Orchestrator:
             active.input_timer = self._after(active, seconds, InputOverdue(seconds))
 
     def status(self) -> OrchestratorStatus:
-        counts = Counts(len(self._active) - len(self._queue), len(self._queue), self._waiting_by_stage, self._draining)
+        counts = Counts(
+            running=len(self._active) - len(self._queue),
+            waiting=len(self._queue),
+            waiting_by_stage=self._waiting_by_stage,
+            draining=self._draining,
+            paused=self.administration.paused,
+        )
         return observe_status(self.plan, self._roster.pools, counts, self._ttfp_p95_ms(), self._clock())
 
     def _ttfp_p95_ms(self) -> float | None:
@@ -360,6 +368,9 @@ class Orchestrator:
 
     def _admit(self) -> None:
         """Bind and start every queued request that can start now."""
+        if self.administration.paused:
+            self._note_queue()
+            return
         if len(self._queue):
             now = self._clock()
             admitted, waiting = plan_admissions(self._queue.in_order(), self._roster.free(now))
@@ -380,10 +391,11 @@ class Orchestrator:
         self.dispatch(request, Bound(bindings))
 
     def _note_queue(self) -> None:
+        self.administration.note(running=len(self._active) - len(self._queue))
         self._observer.queue_changed(self._queue.running, len(self._queue), self._waiting_by_stage)
 
     def _reject_unservable(self, now: float) -> None:
-        for request in self._queue.requests:
+        for request in () if self.administration.paused else self._queue.requests:
             active = self._active[request]
             waited = now - active.queued_since
             # A client whose request lost its replica hears so at once if there is no other.

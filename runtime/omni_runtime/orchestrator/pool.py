@@ -20,6 +20,7 @@ FORGOTTEN_BEATS = 3
 class ReplicaState(StrEnum):
     LIVE = "Live"
     SUSPECT = "Suspect"  # silent or unhealthy: keeps its requests, gets none
+    ASLEEP = "Asleep"  # its engine gave its memory back: gets none until it is woken
     DRAINING = "Draining"  # said Leaving: keeps its requests, gets none
 
 
@@ -36,6 +37,7 @@ class Replica:
     joined_at: Instant
     last_seen: Instant
     draining: bool = False
+    asleep: bool = False
     unreachable_since: Instant | None = None  # its connection is closed
     unhealthy: str = ""
     load: StageLoad = field(default_factory=StageLoad)
@@ -64,7 +66,7 @@ class LivenessRules:
         silent = now - replica.last_seen > self.suspect_seconds
         if silent or replica.unreachable_since is not None or replica.unhealthy:
             return ReplicaState.SUSPECT
-        return ReplicaState.LIVE
+        return ReplicaState.ASLEEP if replica.asleep else ReplicaState.LIVE
 
     def loss_reason(self, replica: Replica, now: Instant) -> str | None:
         if replica.unreachable_since is not None and now - replica.unreachable_since >= self.unreachable_seconds:
@@ -129,6 +131,7 @@ class StagePool:
         if member is None:
             return
         member.last_seen, member.unreachable_since, member.load = now, None, beat.load
+        member.asleep = beat.asleep
         member.unhealthy = "" if beat.healthy else (beat.detail or "unhealthy")
 
     def forgotten(self, replica: ReplicaId, beat: Heartbeat) -> tuple[RequestId, ...]:

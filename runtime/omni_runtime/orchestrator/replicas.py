@@ -14,6 +14,7 @@ from omni_runtime.errors import UpstreamLost
 from omni_runtime.orchestrator.messages import event_of
 from omni_runtime.orchestrator.observer import Observer
 from omni_runtime.orchestrator.pool import LivenessRules, LostReplica, Policy
+from omni_runtime.orchestrator.power import PowerSwitch
 from omni_runtime.orchestrator.roster import Roster
 from omni_runtime.orchestrator.state import Event, ReplicaGone, ReplicaId, RequestId, StageName, StageRecord
 from omni_runtime.orchestrator.wire import ControlSocket
@@ -44,6 +45,7 @@ class ReplicaSide:
         clock: Callable[[], float],
     ) -> None:
         self.roster = Roster(plan, liveness, policy, observer)
+        self.power = PowerSwitch(self.roster, self.send)
         self._plan = plan
         self._name = name
         self._liveness = liveness
@@ -94,6 +96,10 @@ class ReplicaSide:
             self._reconcile(*member, message)
         elif isinstance(message, control.Leaving):
             self.roster.leave(member, message.reason, now)
+        elif isinstance(message, control.PowerChanged):
+            self.roster.power_changed(member, message.asleep, now)
+            self.power.answered(member, message)
+            self._requests.places_changed()
         else:
             stage, replica = member
             self.roster.pools[stage].heard(replica, now)

@@ -73,6 +73,13 @@ class Roster:
             self.note(stage, now)
         return changed
 
+    def power_changed(self, member: Member, asleep: bool, now: Instant) -> None:
+        stage, replica = member
+        found = self.get(stage, replica)
+        if found is not None:
+            found.asleep = asleep
+            self.note(stage, now)
+
     def next_ping(self) -> control.Ping:
         """For all replicas."""
         self._pings += 1

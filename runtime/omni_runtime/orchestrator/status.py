@@ -39,6 +39,7 @@ class OrchestratorStatus(msgspec.Struct, frozen=True, rename="camel"):
     running: int
     waiting: int
     draining: bool
+    paused: bool = False  # nothing is admitted; what runs goes on
     ttfp_milliseconds_p95: float | None = None
 
 
@@ -48,6 +49,7 @@ class Counts:
     waiting: int
     waiting_by_stage: Mapping[str, int]
     draining: bool
+    paused: bool
 
 
 def observe_status(
@@ -64,6 +66,7 @@ def observe_status(
         running=counts.running,
         waiting=counts.waiting,
         draining=counts.draining,
+        paused=counts.paused,
         ttfp_milliseconds_p95=ttfp_p95_ms,
     )
 

@@ -43,6 +43,7 @@ class Heartbeat(_Message, frozen=True, tag="hb"):
     detail: str = ""
     requests: tuple[str, ...] | None = None
     """The requests of this orchestrator that the replica holds; None: not told. Each side drops what the other lost."""
+    asleep: bool = False
     answers: int = 0
     """Number of the last Ping that was read: what `requests` says holds for every Submit that was sent before it."""
 
@@ -51,6 +52,13 @@ class Leaving(_Message, frozen=True, tag="leaving"):
     """Drain begins: no new requests; those bound to this replica go on."""
 
     reason: str
+
+
+class PowerChanged(_Message, frozen=True, tag="power"):
+    """Answer to Sleep and Wake: what the replica is now, and why it is not what was asked for."""
+
+    asleep: bool
+    problem: str = ""
 
 
 class ClientText(_Message, frozen=True, tag="text"):
@@ -106,6 +114,7 @@ StageMessage = (
     Hello
     | Heartbeat
     | Leaving
+    | PowerChanged
     | ClientText
     | ClientAudio
     | ClientCodes
@@ -170,13 +179,21 @@ class Abort(_Message, frozen=True, tag="abort"):
     reason: str
 
 
+class Sleep(_Message, frozen=True, tag="sleep"):
+    """Give memory back, keep the process (level 1: weights to host memory, caches dropped). Only without requests."""
+
+
+class Wake(_Message, frozen=True, tag="wake"):
+    """Take the memory again and serve."""
+
+
 class Ping(_Message, frozen=True, tag="ping"):
     """Also the sign of life of an orchestrator: a replica that hears nothing dials again."""
 
     number: int = 0
 
 
-OrchestratorMessage = Welcome | Refused | Submit | Append | Abort | Ping
+OrchestratorMessage = Welcome | Refused | Submit | Append | Abort | Sleep | Wake | Ping
 
 encode = msgspec.msgpack.Encoder().encode
 decode_stage_message = msgspec.msgpack.Decoder(StageMessage).decode

@@ -112,3 +112,17 @@ class Speaker(Protocol):
 
     def voices(self) -> tuple[str, ...]:
         """Names that it takes for `StageParams.voice`; known once it is loaded."""
+
+
+@runtime_checkable
+class SleepingEngine(Protocol):
+    """What an engine has beyond StageEngine if it can give its memory back and keep its process.
+
+    Called in the engine's thread, with no request in flight; between the two, nothing else is called but `wake` and
+    `close`. Either raises OmniError if it cannot; the engine is then as before.
+    """
+
+    def sleep(self) -> None:
+        """Level 1: weights to host memory, caches dropped."""
+
+    def wake_up(self) -> None: ...

@@ -18,13 +18,21 @@ from omni_runtime.errors import OmniError
 from omni_runtime.logs import get_logger
 from omni_runtime.protocol import control
 from omni_runtime.protocol.channels import Channels
+from omni_runtime.stages import actions
 from omni_runtime.stages import requests as book
 from omni_runtime.stages.engine import AudioOut, Speaker, StageEngine
 from omni_runtime.stages.metrics import StageMetrics
 from omni_runtime.stages.probes import serve_probes
 from omni_runtime.stages.pump import Pump
 from omni_runtime.stages.registration import Registration, RegistrationEvents
-from omni_runtime.stages.runner import EngineDied, EngineLoaded, EngineRunner, EngineStopped, RunnerEvent
+from omni_runtime.stages.runner import (
+    EngineDied,
+    EngineLoaded,
+    EnginePower,
+    EngineRunner,
+    EngineStopped,
+    RunnerEvent,
+)
 
 log = get_logger(__name__)
 
@@ -67,6 +75,7 @@ class Worker:
         self._background: set[asyncio.Task[None]] = set()
         self._loaded = asyncio.Event()
         self._stop = asyncio.Event()  # drain, then exit
+        self._wakers: set[str] = set()  # orchestrators that asked for sleep or waking, and wait for an answer
         self._dead = ""  # why the process must end at once
         self._died = asyncio.Event()
         self._idle = asyncio.Event()  # nothing left that a drain would cut off
@@ -164,8 +173,29 @@ class Worker:
                 self._perform(self._book.append(message, orchestrator, self._loop.time()))
             case control.Abort(request=request):
                 self._perform(self._book.abort(request, orchestrator))
+            case control.Sleep():
+                self._sleep(orchestrator)
+            case control.Wake():
+                self._wakers.add(orchestrator)
+                self._runner.wake_up()
             case _:
                 log.warning("orchestrator.unexpected", message=type(message).__name__)
+
+    def _sleep(self, orchestrator: str) -> None:
+        if not self._book.idle:
+            problem = f"{self._book.active} requests are in flight; pause, and wait for their end"
+            self._send(orchestrator, control.PowerChanged(asleep=False, problem=problem))
+            return
+        self._book.asleep = True  # nothing is taken from here on
+        self._wakers.add(orchestrator)
+        self._runner.sleep()
+
+    def _on_power(self, event: EnginePower) -> None:
+        self._book.asleep = event.asleep
+        log.info("engine.power", asleep=event.asleep, problem=event.problem)
+        for orchestrator in self._wakers:
+            self._send(orchestrator, control.PowerChanged(event.asleep, event.problem))
+        self._wakers.clear()
 
     def _on_lost(self, orchestrator: str) -> None:
         self._perform(self._book.orchestrator_lost(orchestrator))
@@ -181,6 +211,8 @@ class Worker:
                     self._loaded.set()
                 case EngineStopped(request=request):
                     self._perform(self._book.engine_stopped(request))
+                case EnginePower():
+                    self._on_power(event)
                 case EngineDied(reason=reason):
                     self._perform(self._book.engine_failed(reason))
                     self._die(f"engine: {reason}")
@@ -206,26 +238,25 @@ class Worker:
 
     # --- what goes out
 
-    def _perform(self, actions: Iterable[book.Action]) -> None:
-        for action in actions:
+    def _perform(self, todo: Iterable[actions.Action]) -> None:
+        for action in todo:
             match action:
-                case book.Send(orchestrator=orchestrator, message=message):
+                case actions.Send(orchestrator=orchestrator, message=message):
                     self._count(message)
-                    if self._registration is not None:
-                        self._registration.send(orchestrator, message)
-                case book.StartEngine(request=request):
+                    self._send(orchestrator, message)
+                case actions.StartEngine(request=request):
                     self._runner.submit(request)
-                case book.Feed(request=request_id, edge=edge, payload=payload):
+                case actions.Feed(request=request_id, edge=edge, payload=payload):
                     self._runner.feed(request_id, edge, payload)
-                case book.StopEngine(request=request_id):
+                case actions.StopEngine(request=request_id):
                     self._runner.abort(request_id)
-                case book.OpenEdge(request=request_id, producer=producer):
+                case actions.OpenEdge(request=request_id, producer=producer):
                     self._spawn(self._open(request_id, producer))
-                case book.Put(request=request_id, edge=edge, payload=payload):
+                case actions.Put(request=request_id, edge=edge, payload=payload):
                     self._pump(request_id, edge).add(payload)
-                case book.CleanupEdges(request=request_id):
+                case actions.CleanupEdges(request=request_id):
                     self._spawn(self._edges.cleanup(request_id))
-                case book.AbortEdges(request=request_id):
+                case actions.AbortEdges(request=request_id):
                     for key in [k for k in self._pumps if k[0] == request_id]:
                         self._pumps.pop(key).task.cancel()
                     self._spawn(self._edges.abort(request_id))
@@ -235,6 +266,10 @@ class Worker:
     def _note_idle(self) -> None:
         if self._stop.is_set() and self._book.idle:
             self._idle.set()
+
+    def _send(self, orchestrator: str, message: control.StageMessage) -> None:
+        if self._registration is not None:
+            self._registration.send(orchestrator, message)
 
     def _count(self, message: control.StageMessage) -> None:
         match message:
@@ -301,7 +336,9 @@ class Worker:
     def _heartbeat(self, orchestrator: str) -> control.Heartbeat:
         load = control.StageLoad(waiting=self._book.waiting, running=self._book.running)
         held = self._book.held_for(orchestrator)
-        return control.Heartbeat(load=load, healthy=not self._dead, detail=self._dead, requests=held)
+        return control.Heartbeat(
+            load=load, healthy=not self._dead, detail=self._dead, requests=held, asleep=self._book.asleep
+        )
 
     def _hello(self) -> control.Hello:
         return control.Hello(

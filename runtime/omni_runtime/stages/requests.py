@@ -12,7 +12,17 @@ from dataclasses import dataclass, field, replace
 from omni_runtime.connectors.api import ChunkReceived, EdgeFailed
 from omni_runtime.errors import InputLost
 from omni_runtime.protocol import control
-from omni_runtime.protocol.payload import Payload
+from omni_runtime.stages.actions import (
+    AbortEdges,
+    Action,
+    CleanupEdges,
+    Feed,
+    OpenEdge,
+    Put,
+    Send,
+    StartEngine,
+    StopEngine,
+)
 from omni_runtime.stages.engine import (
     AudioOut,
     CodesOut,
@@ -27,63 +37,6 @@ from omni_runtime.stages.engine import (
 from omni_runtime.stages.text_input import TextFeed
 
 REMEMBERED = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """A message for the orchestrator that owns the request."""
-
-    orchestrator: str
-    message: control.StageMessage
-
-
-@dataclass(frozen=True, slots=True)
-class StartEngine:
-    request: StageRequest
-
-
-@dataclass(frozen=True, slots=True)
-class OpenEdge:
-    request: str
-    producer: control.Producer
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Feed:
-    request: str
-    edge: str
-    payload: Payload
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Put:
-    request: str
-    edge: str
-    payload: Payload
-
-
-@dataclass(frozen=True, slots=True)
-class StopEngine:
-    """Abort in the engine; `RequestBook.engine_stopped` follows when the engine has let go."""
-
-    request: str
-
-
-@dataclass(frozen=True, slots=True)
-class CleanupEdges:
-    """The request is over here: incoming streams go, finished outgoing ones live until they are delivered."""
-
-    request: str
-
-
-@dataclass(frozen=True, slots=True)
-class AbortEdges:
-    """Drop every stream, queued chunk and arena slab of the request (R11)."""
-
-    request: str
-
-
-Action = Send | StartEngine | OpenEdge | Feed | Put | StopEngine | CleanupEdges | AbortEdges
 
 
 @dataclass(slots=True)
@@ -134,6 +87,7 @@ class RequestBook:
         self._stopping: dict[str, _Stopping] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()  # the last REMEMBERED ids: none of them starts again
         self._draining = False
+        self.asleep = False  # or on its way: nothing new is taken
 
     @property
     def active(self) -> int:
@@ -170,6 +124,8 @@ class RequestBook:
             return ()
         if self._draining:
             return (self._refuse(orchestrator, request, "StageUnavailable", "the replica is draining"),)
+        if self.asleep:
+            return (self._refuse(orchestrator, request, "StageUnavailable", "the replica sleeps; wake it up first"),)
         if len(self._active) >= 4 * self._capacity:  # the orchestrator keeps to the capacity; this is the backstop
             return (
                 self._refuse(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from omni_runtime.errors import OmniError
 from omni_runtime.protocol.payload import Payload
-from omni_runtime.stages.engine import EngineStats, Failed, StageEngine, StageOutput, StageRequest
+from omni_runtime.stages.engine import EngineStats, Failed, SleepingEngine, StageEngine, StageOutput, StageRequest
 
 POLL_SECONDS = 0.5  # upper bound of one blocking poll; `wake` ends it early
 
@@ -31,7 +31,15 @@ class EngineDied:
     reason: str
 
 
-RunnerEvent = StageOutput | EngineLoaded | EngineStopped | EngineDied
+@dataclass(frozen=True, slots=True)
+class EnginePower:
+    """Asleep or awake now; `problem`: why it is not what was asked for."""
+
+    asleep: bool
+    problem: str = ""
+
+
+RunnerEvent = StageOutput | EngineLoaded | EngineStopped | EngineDied | EnginePower
 
 
 class EngineRunner:
@@ -42,6 +50,8 @@ class EngineRunner:
         self._deliver = deliver
         self._inbox: deque[Callable[[], Sequence[RunnerEvent]]] = deque()
         self._closing = threading.Event()
+        self._posted = threading.Event()  # ends the wait of an engine that sleeps: that one is not polled
+        self._asleep = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.stats = EngineStats(waiting=0, running=0, capacity=0)
 
@@ -63,15 +73,40 @@ class EngineRunner:
 
         self._post(stop)
 
+    def sleep(self) -> None:
+        """`EnginePower` follows."""
+        self._post(lambda: self._change_power(asleep=True))
+
+    def wake_up(self) -> None:
+        """`EnginePower` follows."""
+        self._post(lambda: self._change_power(asleep=False))
+
+    def _change_power(self, *, asleep: bool) -> Sequence[RunnerEvent]:
+        if asleep is self._asleep:
+            return (EnginePower(asleep),)
+        if not isinstance(self._engine, SleepingEngine):
+            return (EnginePower(self._asleep, f"{type(self._engine).__name__} has nothing that sleep would give back"),)
+        try:
+            if asleep:
+                self._engine.sleep()
+            else:
+                self._engine.wake_up()
+        except OmniError as error:
+            return (EnginePower(self._asleep, f"{error.code}: {error}"),)
+        self._asleep = asleep
+        return (EnginePower(asleep),)
+
     def close(self, timeout_s: float) -> bool:
         """Stop the thread and close the engine; False if the engine did not return in time."""
         self._closing.set()
+        self._posted.set()
         self._engine.wake()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _post(self, call: Callable[[], Sequence[RunnerEvent]]) -> None:
         self._inbox.append(call)
+        self._posted.set()
         self._engine.wake()
 
     def _guarded(self, request: str, call: Callable[[], None]) -> Sequence[RunnerEvent]:
@@ -92,6 +127,10 @@ class EngineRunner:
                 while self._inbox:
                     if events := self._inbox.popleft()():
                         self._deliver(events)
+                if self._asleep:
+                    self._posted.wait(POLL_SECONDS)
+                    self._posted.clear()
+                    continue
                 outputs = self._engine.poll(0.0 if self._inbox else POLL_SECONDS)
                 self.stats = self._engine.stats()
                 if outputs:

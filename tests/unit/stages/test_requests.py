@@ -7,6 +7,7 @@ import numpy as np
 from omni_runtime.connectors.api import ChunkReceived, EdgeFailed
 from omni_runtime.protocol import control
 from omni_runtime.protocol.payload import Payload
+from omni_runtime.stages import actions
 from omni_runtime.stages import requests as book
 from omni_runtime.stages.engine import AudioOut, Done, EdgeOut, Failed, Started, TextOut
 
@@ -41,24 +42,24 @@ def an_edge_out(request: str = "r1", *, finished: bool = False) -> EdgeOut:
     return EdgeOut(request, DOWN, Payload(start=0, rows=0, finished=finished))
 
 
-def messages(actions: tuple[book.Action, ...]) -> list[control.StageMessage]:
-    return [a.message for a in actions if isinstance(a, book.Send)]
+def messages(todo: tuple[actions.Action, ...]) -> list[control.StageMessage]:
+    return [a.message for a in todo if isinstance(a, actions.Send)]
 
 
 def test_a_request_from_submit_to_finish() -> None:
     b = a_book()
     start, opened = b.submit(a_submit(), ORCHESTRATOR, now=0.0)
-    assert isinstance(start, book.StartEngine)
+    assert isinstance(start, actions.StartEngine)
     assert start.request.upstream_edges == (UP,)
     assert start.request.downstream_edges == (DOWN,)
-    assert isinstance(opened, book.OpenEdge)
-    assert isinstance(b.chunk(a_chunk(finished=True), now=2.0)[0], book.Feed)
+    assert isinstance(opened, actions.OpenEdge)
+    assert isinstance(b.chunk(a_chunk(finished=True), now=2.0)[0], actions.Feed)
     assert messages(b.output(Started("r1"), now=3.0)) == [control.StageStarted(request="r1")]
-    assert isinstance(b.output(an_edge_out(finished=True), now=4.0)[0], book.Put)
+    assert isinstance(b.output(an_edge_out(finished=True), now=4.0)[0], actions.Put)
     assert b.output(Done("r1", "stop", frames=7), now=5.0) == (), "not finished while a chunk waits for its consumer"
     send, cleanup = b.put_done("r1", DOWN)
-    assert cleanup == book.CleanupEdges("r1")
-    assert send == book.Send(
+    assert cleanup == actions.CleanupEdges("r1")
+    assert send == actions.Send(
         ORCHESTRATOR,
         control.StageFinished(
             request="r1", finish_reason="stop", frames=7, queue_seconds=1.0, compute_seconds=2.0, transfer_seconds=0.25
@@ -82,12 +83,12 @@ def test_silence_upstream_fails_with_the_edge_named_r5() -> None:
     b.chunk(a_chunk(), now=5.0)
     assert b.tick(now=14.0) == ()
     send, stop = b.tick(now=15.0)
-    assert isinstance(send, book.Send)
+    assert isinstance(send, actions.Send)
     assert isinstance(send.message, control.StageFailed)
     assert send.message.code == "DeadlineExceeded"
     assert UP in send.message.message
-    assert stop == book.StopEngine("r1")
-    assert b.engine_stopped("r1") == (book.AbortEdges("r1"),)
+    assert stop == actions.StopEngine("r1")
+    assert b.engine_stopped("r1") == (actions.AbortEdges("r1"),)
 
 
 def test_silence_is_normal_on_a_full_payload_edge_r1() -> None:
@@ -110,14 +111,14 @@ def test_abort_is_answered_in_every_state_r16() -> None:
     b = a_book()
     assert messages(b.abort("unknown", ORCHESTRATOR)) == [control.Aborted(request="unknown")]
     b.submit(a_submit(), ORCHESTRATOR, now=0.0)
-    assert b.abort("r1", ORCHESTRATOR) == (book.StopEngine("r1"),)
+    assert b.abort("r1", ORCHESTRATOR) == (actions.StopEngine("r1"),)
     assert b.abort("r1", ORCHESTRATOR) == (), "one answer, when the engine has let go"
     assert b.output(TextOut("r1", "late"), now=1.0) == ()
     assert b.output(Done("r1", "stop"), now=1.0) == ()
     assert b.chunk(a_chunk(), now=1.0) == ()
     assert b.engine_stopped("r1") == (
-        book.AbortEdges("r1"),
-        book.Send(ORCHESTRATOR, control.Aborted(request="r1")),
+        actions.AbortEdges("r1"),
+        actions.Send(ORCHESTRATOR, control.Aborted(request="r1")),
     )
     assert b.idle
 
@@ -177,8 +178,8 @@ def test_a_lost_orchestrator_takes_only_its_requests_along() -> None:
     b = a_book()
     b.submit(a_submit("r1"), "o1", now=0.0)
     b.submit(a_submit("r2"), "o2", now=0.0)
-    assert b.orchestrator_lost("o1") == (book.StopEngine("r1"),)
-    assert b.engine_stopped("r1") == (book.AbortEdges("r1"),)
+    assert b.orchestrator_lost("o1") == (actions.StopEngine("r1"),)
+    assert b.engine_stopped("r1") == (actions.AbortEdges("r1"),)
     assert b.knows("r2")
 
 

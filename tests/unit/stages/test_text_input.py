@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omni_runtime.errors import InputLost
 from omni_runtime.protocol import control
 from omni_runtime.protocol.payload import Payload
-from omni_runtime.stages import requests as book
+from omni_runtime.stages import actions
 from omni_runtime.stages.text_input import TextFeed
 from tests.unit.stages.test_requests import ORCHESTRATOR, a_book, messages
 
@@ -60,18 +60,18 @@ def a_text_submit(text: str, *, finished: bool, edge: str = EDGE) -> control.Sub
     )
 
 
-def fed(actions: tuple[book.Action, ...]) -> str:
+def fed(todo: tuple[actions.Action, ...]) -> str:
     return "|".join(
         bytes(np.asarray(a.payload.tensors["utf8"])).decode() if a.payload.rows else "END"
-        for a in actions
-        if isinstance(a, book.Feed) and a.edge == EDGE
+        for a in todo
+        if isinstance(a, actions.Feed) and a.edge == EDGE
     )
 
 
 def test_text_is_fed_as_the_edge_would() -> None:
     b = a_book()
     start, *rest = b.submit(a_text_submit("It was a dark night. The", finished=False), ORCHESTRATOR, now=0.0)
-    assert isinstance(start, book.StartEngine)
+    assert isinstance(start, actions.StartEngine)
     assert start.request.upstream_edges == (EDGE,)
     assert start.request.inputs == {}
     assert fed(tuple(rest)) == "It was a dark night."
@@ -94,11 +94,11 @@ def test_unknown_ended_and_foreign_ids_are_dropped_r4() -> None:
 def test_a_gap_fails_the_request_with_a_reason() -> None:
     b = a_book()
     b.submit(a_text_submit("One", finished=False), ORCHESTRATOR, now=0.0)
-    actions = b.append(control.Append("r1", 2, "three"), ORCHESTRATOR, now=0.0)
-    (failed,) = messages(actions)
+    todo = b.append(control.Append("r1", 2, "three"), ORCHESTRATOR, now=0.0)
+    (failed,) = messages(todo)
     assert isinstance(failed, control.StageFailed)
     assert (failed.code, "piece 1" in failed.message, "stage talker" in failed.message) == ("InputLost", True, True)
-    assert book.StopEngine("r1") in actions
+    assert actions.StopEngine("r1") in todo
 
 
 def test_a_silent_client_is_told_apart_from_a_silent_stage_r5() -> None:
@@ -114,9 +114,9 @@ def test_a_first_stage_starts_when_it_has_the_whole_message() -> None:
     assert b.submit(a_text_submit("What is ", finished=False, edge=""), ORCHESTRATOR, now=0.0) == ()
     assert b.waiting == 1
     (start,) = b.append(control.Append("r1", 1, "love?", finished=True), ORCHESTRATOR, now=5.0)
-    assert isinstance(start, book.StartEngine)
+    assert isinstance(start, actions.StartEngine)
     assert start.request.inputs == {"messages": [{"role": "user", "content": "What is love?"}]}
     (started,) = b.submit(
         control.Submit(request="r2", params={}, inputs={"text": "All of it", "finished": True}), ORCHESTRATOR, now=6.0
     )
-    assert isinstance(started, book.StartEngine)
+    assert isinstance(started, actions.StartEngine)
