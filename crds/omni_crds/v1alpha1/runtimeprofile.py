@@ -42,6 +42,25 @@ class EngineBackend(StrEnum):
     VLLM_OMNI = "vllm-omni"
 
 
+class NumberType(StrEnum):
+    """Types that a device computes in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FP8 = "fp8"
+    FP4 = "fp4"
+    INT8 = "int8"
+
+
+class MissingNodesPolicy(StrEnum):
+    """What becomes of a pipeline for which the cluster has too little of the right nodes."""
+
+    REJECT = "Reject"
+    WARN = "Warn"
+    IGNORE = "Ignore"
+
+
 class ImagePullPolicy(StrEnum):
     ALWAYS = "Always"
     IF_NOT_PRESENT = "IfNotPresent"
@@ -75,6 +94,10 @@ class DeviceClass(OmniModel):
     """Memory of one device."""
     node_selector: Annotated[dict[str, LabelValue], Field(max_length=16)] | None = None
     """Labels of the nodes that have such devices."""
+    usable_memory: Quantity | None = None
+    """What a process can allocate of one device. Without it: as measured for known devices, else a little less."""
+    number_types: Annotated[tuple[NumberType, ...], Field(min_length=1, max_length=16), ListSet()] | None = None
+    """Types that the device computes in. Without it: those of the known device."""
 
 
 class EnvVar(OmniModel):
@@ -141,6 +164,8 @@ class RuntimeProfileSpec(OmniModel):
     """Classes of devices that pipelines may ask for."""
     default_device_class: DeviceClassName | None = None
     """Class of stages that name none. Without it: the first one."""
+    missing_nodes: MissingNodesPolicy | None = None
+    """A pipeline that the present nodes cannot hold: Reject it, Warn where an autoscaler may add nodes, or Ignore the nodes. Without it: Reject."""
     connectors: Annotated[tuple[ConnectorType, ...], Field(max_length=8), ListSet()] | None = None
     """Connectors that work here. Without it: SharedMemory and TCP."""
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64), ListMap(("name",))] | None = None

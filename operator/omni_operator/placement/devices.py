@@ -145,7 +145,10 @@ def describe(device: DeviceClass, vendor: AcceleratorVendor, selector: Mapping[s
         usable, source = min(memory, int(known.usable * memory / known.memory)), known.source
     else:
         usable, source = int(memory * UNKNOWN_USABLE), f"{UNKNOWN_USABLE:.0%} of the profile's memory"
+    if device.usable_memory is not None:
+        usable, source = int(parse_quantity(device.usable_memory)), "usableMemory of the profile"
     base = known or DeviceSpec(device.name, vendor, device.resource_name, memory, usable, WITH_INT8)
+    dtypes = base.dtypes if device.number_types is None else frozenset(t.value for t in device.number_types)
     return replace(
         base,
         name=device.name,
@@ -153,6 +156,7 @@ def describe(device: DeviceClass, vendor: AcceleratorVendor, selector: Mapping[s
         resource_name=device.resource_name,
         memory=memory,
         usable=usable,
+        dtypes=dtypes,
         node_selector=dict(selector),
         source=source,
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 MAX_STATES = 20_000
 SHUFFLES = 12
+UNBOUNDED = 1 << 30  # pods that ask for nothing
 Size = tuple[int, ...]
 
 
@@ -69,7 +70,7 @@ def _room(item: Item, classes: Sequence[BinClass]) -> int:
 
 
 def _times(size: Size, free: Size) -> int:
-    return min((f // s for s, f in zip(size, free, strict=True) if s), default=0)
+    return min((f // s for s, f in zip(size, free, strict=True) if s), default=UNBOUNDED)
 
 
 def _overfull(items: Sequence[Item], classes: Sequence[BinClass]) -> bool:
