@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ def machine() -> dict[str, Any]:
 
 
 def report(benchmark: str, described: Mapping[str, Any], figures: Mapping[str, float], file: Path | None) -> None:
+    """Figures without a value (NaN: it did not happen) are left out; JSON has no word for them."""
+    figures = {name: value for name, value in figures.items() if not math.isnan(value)}
     print(f"\n{'figure':<28}{'value':>12}")
     for name, value in figures.items():
         print(f"{name:<28}{value:>12.3f}")

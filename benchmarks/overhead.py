@@ -1,0 +1,251 @@
+"""What the runtime costs around its engines.
+
+    python -m benchmarks.overhead [--json FILE] [--parts relay streams gateway vllm] [--repeats 4] [--rate 200] [--seconds 30]
+
+relay, streams and gateway run against stages without a model (`benchmarks._null_stage`): entry, control channel, worker, sidecar
+and client are real and share the machine's cores.
+
+relay_ms: from the engine's hands to the client's, one streamed text chunk; relay_audio_ms: a chunk of 0.2 s of audio.
+chunk_*_cpu_us: CPU time of entry and worker per chunk, with 32 streams of 40 chunks/s.
+gateway_ms: whole answer (not streamed) at `--rate` requests/s with Poisson arrivals; gateway_stream_ms: streamed. *_cpu_ms: CPU time of one process per request.
+
+vllm: text-only requests through a whole smol-omni pipeline against vLLM's own OpenAI server with the same model, engine
+arguments and environment. Blocks of both alternate, so that what the machine does meanwhile hits both alike; the ratio
+is of medians over all blocks. ttft_ratio_cN, e2e_ratio_cN: at N requests in flight. answers_equal: share of prompts
+whose greedy answer is the same text alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from benchmarks import _servers
+from benchmarks._arrivals import poisson
+from benchmarks._client import Timeline, chunk_bytes, errors_of, new_session, send_chat
+from benchmarks._load import Request, closed_loop, open_loop
+from benchmarks._metrics import quantile, sample_of
+from benchmarks._null_stage import Script, stamp_of
+from benchmarks._report import machine, report
+from benchmarks._servers import Server, null_plan, pipeline, plain_vllm, smol_plan
+
+PARTS = ("relay", "streams", "gateway", "vllm")
+NULL_CONCURRENCY = 256
+STREAMS, STREAM_INTERVAL_MS = 32, 25.0
+CONCURRENCIES = (1, 8, 32)
+ANSWER_TOKENS = 48
+WARM_UP_REQUESTS = 200
+DEADLINE_SECONDS = 600.0
+SEED = 20
+
+SUBJECTS = ("the sea", "a lighthouse", "winter", "bread", "a bicycle", "rain", "the moon", "a garden", "tea", "a train")
+TASKS = ("Tell me about", "Write a short text about", "What should a child know about", "Why do people like")
+
+
+# --- without a model
+
+
+def script_body(script: Script, *, modalities: tuple[str, ...] = ("text",), stream: bool = True) -> dict[str, Any]:
+    content = msgspec.json.encode(script).decode()
+    return {
+        "messages": [{"role": "user", "content": content}],
+        "modalities": list(modalities),
+        "audio": {"format": "pcm16"},
+        "stream": stream,
+    }
+
+
+async def measure_relay(http: aiohttp.ClientSession, url: str, *, seconds: float) -> dict[str, float]:
+    """Chunks come one at a time, so no chunk waits for another."""
+    text: list[float] = []
+    audio: list[float] = []
+
+    def on_chunk(modality: str, content: str) -> None:
+        now = time.monotonic_ns()
+        sent = stamp_of(chunk_bytes(content)) if modality == "audio" else int(content)
+        (audio if modality == "audio" else text).append((now - sent) / 1e6)
+
+    for modalities in (("text",), ("audio",)):
+        for interval_ms in (20.0, 5.0):
+            script = Script(chunks=round(seconds * 1000 / interval_ms / 4), interval_ms=interval_ms)
+            body = script_body(script, modalities=modalities)
+            _checked([await send_chat(http, url, body, on_chunk=on_chunk)])
+    return {
+        "relay_ms_p50": quantile(text, 50),
+        "relay_ms_p99": quantile(text, 99),
+        "relay_audio_ms_p50": quantile(audio, 50),
+        "relay_audio_ms_p99": quantile(audio, 99),
+    }
+
+
+async def measure_streams(http: aiohttp.ClientSession, server: Server, *, seconds: float) -> dict[str, float]:
+    """CPU time of one chunk when many streams run, as they do while a model decodes a batch."""
+    script = Script(chunks=round(seconds * 1000 / STREAM_INTERVAL_MS), interval_ms=STREAM_INTERVAL_MS)
+    request = Request("stream", script_body(script))
+    before = _cpu(server)
+    started = time.monotonic()
+    timelines = await closed_loop(
+        http, server.url, [request] * STREAMS, concurrency=STREAMS, deadline_s=seconds + DEADLINE_SECONDS
+    )
+    wall = time.monotonic() - started
+    _checked(timelines)
+    chunks = sum(len(t.text) for t in timelines)
+    figures = {f"chunk_{name}_cpu_us": 1e6 * (used - before[name]) / chunks for name, used in _cpu(server).items()}
+    return {"stream_chunks_per_s": chunks / wall, **figures}
+
+
+def _cpu(server: Server) -> dict[str, float]:
+    return {name: server.cpu_seconds(name) for name in ("entry", "thinker")}
+
+
+async def measure_gateway(
+    http: aiohttp.ClientSession, server: Server, *, rate: float, seconds: float
+) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    url = server.url
+    for name, stream in (("gateway", False), ("gateway_stream", True)):
+        request = Request(name, script_body(Script(), stream=stream))
+        arrivals = poisson(rate, seconds, random.Random(SEED))
+        await closed_loop(http, url, [request] * WARM_UP_REQUESTS, concurrency=8, deadline_s=60.0)
+        before = _cpu(server)
+        timelines = await open_loop(
+            http, url, [request] * len(arrivals), arrivals, deadline_s=seconds + DEADLINE_SECONDS
+        )
+        _checked(timelines)
+        spent = [1e3 * t.ended for t in timelines]
+        figures |= {f"{name}_ms_p{p}": quantile(spent, p) for p in (50, 90, 99)}
+        for process, used in _cpu(server).items():
+            figures[f"{name}_{process}_cpu_ms"] = 1e3 * (used - before[process]) / len(timelines)
+        figures[f"{name}_late_ms_p99"] = quantile([1e3 * t.late_s for t in timelines], 99)
+    return figures
+
+
+# --- against vLLM
+
+
+@dataclass(slots=True)
+class Side:
+    """One of the two servers and what was measured on it, by concurrency."""
+
+    url: str
+    timelines: dict[int, list[Timeline]] = field(default_factory=dict)
+
+    def median(self, concurrency: int, name: str) -> float:
+        return quantile([getattr(sample_of(t), name) for t in self.timelines[concurrency]], 50)
+
+
+def chat_body(prompt: str, model: str, tokens: int) -> dict[str, Any]:
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def prompts(count: int, seed: int) -> list[str]:
+    """All different, so that no server answers from its prefix cache what the other had to compute."""
+    numbers = random.Random(seed)
+    return [
+        f"{numbers.randrange(10**6)}: {numbers.choice(TASKS)} {numbers.choice(SUBJECTS)} and {numbers.choice(SUBJECTS)}."
+        for _ in range(count)
+    ]
+
+
+async def compare(
+    http: aiohttp.ClientSession, ours: Side, theirs: Side, *, model: str, repeats: int
+) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    figures["answers_equal"] = await _equal_answers(http, ours, theirs, model)
+    for concurrency in CONCURRENCIES:
+        for side in (ours, theirs):  # shapes that were not seen before are not what is compared
+            await _block(http, side.url, concurrency, 2 * concurrency, model, seed=concurrency)
+        for repeat in range(repeats):
+            count = max(8, 2 * concurrency)
+            sides = (ours, theirs) if repeat % 2 == 0 else (theirs, ours)
+            for side in sides:
+                seed = 1000 * concurrency + 2 * repeat + (side is theirs)
+                block = await _block(http, side.url, concurrency, count, model, seed)
+                side.timelines.setdefault(concurrency, []).extend(block)
+        for name, short in (("ttft_s", "ttft"), ("tpot_s", "tpot"), ("e2e_s", "e2e")):
+            mine, plain = ours.median(concurrency, name), theirs.median(concurrency, name)
+            figures[f"{short}_ratio_c{concurrency}"] = mine / plain
+            figures[f"{short}_ms_c{concurrency}"] = 1e3 * mine
+            figures[f"{short}_vllm_ms_c{concurrency}"] = 1e3 * plain
+    return figures
+
+
+async def _block(
+    http: aiohttp.ClientSession, url: str, concurrency: int, count: int, model: str, seed: int
+) -> list[Timeline]:
+    requests = [Request("text-to-text", chat_body(p, model, ANSWER_TOKENS)) for p in prompts(count, seed)]
+    return _checked(await closed_loop(http, url, requests, concurrency=concurrency, deadline_s=DEADLINE_SECONDS))
+
+
+async def _equal_answers(http: aiohttp.ClientSession, ours: Side, theirs: Side, model: str) -> float:
+    """If the two do not answer the same, they were not asked the same, and no ratio means anything."""
+    asked = prompts(8, SEED)
+    equal = 0
+    for prompt in asked:
+        body = chat_body(prompt, model, ANSWER_TOKENS)
+        mine, plain = _checked([await send_chat(http, side.url, body) for side in (ours, theirs)])
+        equal += (mine.answer, mine.prompt_tokens) == (plain.answer, plain.prompt_tokens)
+    return equal / len(asked)
+
+
+def _checked(timelines: list[Timeline]) -> list[Timeline]:
+    """A failed request ends the benchmark: what is left out would flatter the figures."""
+    for reason, count in errors_of(timelines):
+        raise SystemExit(f"{count} of {len(timelines)} requests failed: {reason}")
+    return timelines
+
+
+# --- command line
+
+
+async def run(options: argparse.Namespace) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    async with new_session() as http:
+        if {"relay", "streams", "gateway"} & set(options.parts):
+            async with pipeline(null_plan(NULL_CONCURRENCY), worker="benchmarks._null_stage") as server:
+                if "relay" in options.parts:
+                    figures |= await measure_relay(http, server.url, seconds=options.seconds)
+                if "streams" in options.parts:
+                    figures |= await measure_streams(http, server, seconds=options.seconds)
+                if "gateway" in options.parts:
+                    figures |= await measure_gateway(http, server, rate=options.rate, seconds=options.seconds)
+        if "vllm" in options.parts:
+            plan = smol_plan(max(CONCURRENCIES))
+            async with pipeline(plan) as server, plain_vllm(plan) as plain:
+                sides = Side(server.url), Side(plain.url)
+                figures |= await compare(http, *sides, model=plan.model.served_name, repeats=options.repeats)
+    return figures
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__.split("\n")[0])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--repeats", type=int, default=4, help="blocks of each server and concurrency")
+    parser.add_argument("--rate", type=float, default=200.0, help="requests/s of gateway")
+    parser.add_argument("--seconds", type=float, default=30.0, help="length of a measurement without a model")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args(arguments)
+    described = machine()
+    report("overhead", described, _servers.run(run(options)), options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
