@@ -9,15 +9,13 @@ from typing import Any
 from starlette.requests import HTTPConnection
 
 from omni_runtime.errors import FieldError, InvalidRequest
-from omni_runtime.orchestrator.calls import DEFAULT_DEADLINE_SECONDS, Call
+from omni_runtime.orchestrator.calls import Call
 from omni_runtime.serving.context import ServingContext, context_of
 from omni_runtime.serving.errors import UnknownModel
 from omni_runtime.serving.params import StageParams
 from omni_runtime.serving.schema.chat import STREAMED_FORMATS
-from omni_runtime.serving.schema.common import Sampling
+from omni_runtime.serving.schema.common import Common, Sampling
 from omni_runtime.topology.types import Modality
-
-_TENANT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 def check_model(name: str | None, context: ServingContext) -> str:
@@ -77,21 +75,35 @@ def build_call(
     modalities: frozenset[Modality],
     params: StageParams,
     inputs: dict[str, Any],
-    timeout_seconds: float | None,
+    asked: Common,
     **more: Any,
 ) -> Call:
-    """The request's label and tenant come from the connection. Raises InvalidRequest for a tenant that is no name."""
-    header = context_of(connection).tenant_header
-    tenant = connection.headers.get(header, "")
-    if tenant and not _TENANT.fullmatch(tenant):
-        fix = "use letters, digits, dots, dashes and underscores, at most 63"
-        raise InvalidRequest(str(FieldError(header, tenant[:80], "not the name of a tenant", fix)))
+    """Label, tenant and session come from the connection, the deadline from the client as far as the plan lets it.
+
+    Raises InvalidRequest for a tenant or session that is no name.
+    """
+    entry = context_of(connection).plan.entry
+    limit = float(entry.request_timeout_seconds)
     return Call(
         modalities=modalities,
         params=params,
         inputs=inputs,
-        deadline_seconds=timeout_seconds or DEFAULT_DEADLINE_SECONDS,
+        deadline_seconds=min(asked.timeout_seconds or limit, limit),
         label=connection.state.request_id,
-        tenant=tenant,
+        tenant=_name_in(connection, entry.tenant_header),
+        session=_name_in(connection, SESSION_HEADER) or asked.user or "",
         **more,
     )
+
+
+def _name_in(connection: HTTPConnection, header: str) -> str:
+    """The empty string if it is absent."""
+    value = connection.headers.get(header, "")
+    if value and not _NAME.fullmatch(value):
+        fix = "use letters, digits, dots, dashes and underscores, at most 128"
+        raise InvalidRequest(str(FieldError(header, value[:80], "not a name", fix)))
+    return value
+
+
+SESSION_HEADER = "x-omni-session"
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")

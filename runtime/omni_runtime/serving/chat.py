@@ -67,7 +67,7 @@ async def build_chat_call(chat: ChatRequest, context: ServingContext, request: R
         return_token_ids=chat.return_token_ids or _counts_tokens(chat),
     )
     inputs = await build_inputs(chat.messages, context.inputs, context.fetcher)
-    return build_call(request, modalities, params, inputs, chat.timeout_seconds, emit_codes=chat.return_codec_codes)
+    return build_call(request, modalities, params, inputs, chat, emit_codes=chat.return_codec_codes)
 
 
 def _counts_tokens(chat: ChatRequest) -> bool:

@@ -40,7 +40,7 @@ async def create_completion(request: Request) -> Response:
     params = sampling_params(
         body, modalities, max_tokens=body.max_tokens, return_token_ids=body.return_token_ids or counts
     )
-    call = build_call(request, modalities, params, {"prompt": body.prompt}, body.timeout_seconds)
+    call = build_call(request, modalities, params, {"prompt": body.prompt}, body)
     handle = context.requests.submit(call)
     log.info("request.accepted", id=handle.request, surface="completions", stream=body.stream)
     if body.stream:

@@ -43,7 +43,6 @@ class ServingContext:
     version: str
     fetcher: MediaFetcher = field(default_factory=MediaFetcher)
     patience: Patience = Patience()
-    tenant_header: str = "x-omni-tenant"
     started: int = field(default_factory=lambda: int(time.time()))
 
     @property

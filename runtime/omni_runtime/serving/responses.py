@@ -65,7 +65,7 @@ async def _build_call(body: ResponseRequest, context: ServingContext, request: R
     inputs = await build_inputs(body.messages, context.inputs, context.fetcher, root="input")
     if body.instructions:
         inputs["messages"].insert(0, {"role": "system", "content": body.instructions})
-    return build_call(request, modalities, params, inputs, body.timeout_seconds)
+    return build_call(request, modalities, params, inputs, body)
 
 
 async def _content(body: ResponseRequest, call: Call, collected: Collected) -> list[dict[str, Any]]:

@@ -85,7 +85,7 @@ def build_speech_call(
         frozenset({Modality.AUDIO}),
         params,
         {"text": text, "finished": finished},
-        options.timeout_seconds,
+        options,
         start_stage=stage,
     )
 
@@ -119,11 +119,11 @@ async def _whole(speech: SpeechRequest, collected: Collected) -> Response:
 
 def _rate_header(opened: Opened) -> dict[str, str]:
     """Bare samples do not say their rate."""
-    match opened.first:
-        case Emit(piece=AudioPiece(sample_rate=rate)):
-            return {"x-sample-rate": str(rate)}
-        case _:
-            return {}
+    for output in opened.head:
+        match output:
+            case Emit(piece=AudioPiece(sample_rate=rate)):
+                return {"x-sample-rate": str(rate)}
+    return {}
 
 
 async def _raw(speech: SpeechRequest, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:

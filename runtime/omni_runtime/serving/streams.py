@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from omni_runtime.errors import OmniError, StreamClosed
 from omni_runtime.orchestrator.calls import CLIENT_DISCONNECT, SLOW_CLIENT, Output, RequestHandle
+from omni_runtime.orchestrator.state import Emit
 from omni_runtime.serving.collect import Collected
 from omni_runtime.serving.send_deadline import SlowClient
 
@@ -81,23 +82,29 @@ async def _collect(handle: RequestHandle) -> Collected:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opened:
-    """A request whose first output has come. None: it ended without any."""
+    """A request of which something has come for the client; or nothing ever will, and it has ended well."""
 
-    first: Output | None
+    head: tuple[Output, ...]
     _rest: AsyncIterator[Output]
 
     async def outputs(self) -> AsyncIterator[Output]:
-        if self.first is not None:
-            yield self.first
-            async for output in self._rest:
-                yield output
+        for output in self.head:
+            yield output
+        async for output in self._rest:
+            yield output
 
 
 async def begin(request: Request, handle: RequestHandle) -> Opened:
-    """Wait for the first output: what fails before it is an HTTP status, not a broken stream."""
+    """Wait for the first piece: what fails before it is an HTTP status, not a broken stream."""
     outputs = handle.outputs()
-    return Opened(await unless_gone(request, handle, _next(outputs)), outputs)
+    return Opened(await unless_gone(request, handle, _head(outputs)), outputs)
 
 
-async def _next(outputs: AsyncIterator[Output]) -> Output | None:
-    return await anext(outputs, None)
+async def _head(outputs: AsyncIterator[Output]) -> tuple[Output, ...]:
+    """Up to the first piece; stages may end before another one emits anything."""
+    head = []
+    async for output in outputs:
+        head.append(output)
+        if isinstance(output, Emit):
+            break
+    return tuple(head)

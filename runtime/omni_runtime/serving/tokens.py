@@ -16,13 +16,12 @@ from omni_runtime.serving.collect import Collected
 from omni_runtime.serving.context import context_of
 from omni_runtime.serving.inputs import build_inputs
 from omni_runtime.serving.params import StageParams
+from omni_runtime.serving.schema.common import Common
 from omni_runtime.serving.schema.tokens import REFUSED, DetokenizeRequest, TokenizeRequest
 from omni_runtime.serving.streams import collect
 from omni_runtime.topology.types import Modality
 
 router = APIRouter()
-
-DEADLINE_SECONDS = 60.0
 
 
 @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
@@ -35,7 +34,7 @@ async def tokenize(request: Request) -> dict[str, Any]:
         asked = await build_inputs(body.messages, context.inputs, context.fetcher)
     else:
         asked = {"text": body.prompt, "add_special_tokens": body.add_special_tokens}
-    ids = (await _ask(request, {"tokenize": asked})).token_ids
+    ids = (await _ask(request, {"tokenize": asked}, body)).token_ids
     limit = dict(context.plan.stages[0].engine_args).get("max_model_len")
     return {
         "tokens": ids,
@@ -51,11 +50,11 @@ async def detokenize(request: Request) -> dict[str, Any]:
     check_model(body.model, context_of(request))
     if not body.tokens:
         return {"prompt": ""}
-    return {"prompt": "".join((await _ask(request, {"detokenize": body.tokens})).text)}
+    return {"prompt": "".join((await _ask(request, {"detokenize": body.tokens}, body)).text)}
 
 
-async def _ask(request: Request, inputs: dict[str, Any]) -> Collected:
+async def _ask(request: Request, inputs: dict[str, Any], body: Common) -> Collected:
     context = context_of(request)
     modalities = check_modalities((Modality.TEXT,), context)
-    call = build_call(request, modalities, StageParams(), inputs, DEADLINE_SECONDS)
+    call = build_call(request, modalities, StageParams(), inputs, body)
     return await collect(request, context.requests.submit(call))

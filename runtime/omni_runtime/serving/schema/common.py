@@ -41,10 +41,17 @@ class StreamOptions(Value):
     continuous_usage_stats: bool = False  # usage with every text chunk, as vLLM's benchmark client asks for it
 
 
-class Sampling(Value):
-    """Fields of every surface that generates text."""
+class Common(Value):
+    """Fields of every surface that asks the pipeline for something."""
 
     model: str | None = Field(default=None, max_length=256)
+    user: str | None = Field(default=None, max_length=128)  # requests of one user may meet the same replicas
+    timeout_seconds: float | None = Field(default=None, gt=0.0, le=86_400.0, allow_inf_nan=False)  # extension
+
+
+class Sampling(Common):
+    """Fields of every surface that generates text."""
+
     stream: bool = False
     temperature: float = Field(default=0.0, ge=0.0, le=2.0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, allow_inf_nan=False)
@@ -53,7 +60,6 @@ class Sampling(Value):
     stop: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(default_factory=list, max_length=16)
     # Extensions
     ignore_eos: bool = False
-    timeout_seconds: float | None = Field(default=None, gt=0.0, le=86_400.0, allow_inf_nan=False)
 
     @field_validator("stop", mode="before")
     @classmethod

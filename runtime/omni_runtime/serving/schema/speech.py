@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from omni_runtime.serving.schema.common import MAX_TOKENS, Refused, Value, VoiceName
+from omni_runtime.serving.schema.common import MAX_TOKENS, Common, Refused, Value, VoiceName
 
 MAX_SPEECH_CHARACTERS = 100_000  # about two hours of speech
 
@@ -14,16 +14,14 @@ SpeechFormat = Literal["wav", "pcm", "flac", "mp3", "opus"]
 STREAMED_FORMATS = ("pcm", "wav")
 
 
-class SpeechOptions(Value):
+class SpeechOptions(Common):
     """How to speak; `speaker` is vLLM-Omni's other name of `voice`."""
 
-    model: str | None = Field(default=None, max_length=256)
     voice: VoiceName | None = None
     response_format: SpeechFormat = "wav"
     speed: float = Field(default=1.0, ge=0.25, le=4.0, allow_inf_nan=False)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     max_new_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
-    timeout_seconds: float | None = Field(default=None, gt=0.0, le=86_400.0, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

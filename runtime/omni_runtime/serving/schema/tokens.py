@@ -7,13 +7,12 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from omni_runtime.serving.schema.chat import MAX_MESSAGES, ChatMessage
-from omni_runtime.serving.schema.common import MAX_TEXT_CHARACTERS, MAX_TOKENS, Refused, Value
+from omni_runtime.serving.schema.common import MAX_TEXT_CHARACTERS, MAX_TOKENS, Common, Refused
 
 
-class TokenizeRequest(Value):
+class TokenizeRequest(Common):
     """Either a prompt, or messages that go through the chat template."""
 
-    model: str | None = Field(default=None, max_length=256)
     prompt: str | None = Field(default=None, max_length=MAX_TEXT_CHARACTERS)
     messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool = True
@@ -25,8 +24,7 @@ class TokenizeRequest(Value):
         return self
 
 
-class DetokenizeRequest(Value):
-    model: str | None = Field(default=None, max_length=256)
+class DetokenizeRequest(Common):
     tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_TOKENS)]
 
 
