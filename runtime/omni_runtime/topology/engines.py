@@ -189,6 +189,8 @@ ENGINES = MappingProxyType(
                     _int("max_frames", 1, 65_536),
                     _int("max_prefill_rows", 16, 1 << 20),
                     ArgSpec("experts_implementation", ArgType.STR, choices=("eager", "grouped_mm", "batched_mm")),
+                    ArgSpec("cuda_graphs", ArgType.BOOL),
+                    ArgSpec("batch_invariant", ArgType.BOOL),
                 ),
                 refused=_NOT_HERE,
             ),

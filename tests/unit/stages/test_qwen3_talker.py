@@ -6,15 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.stages.plans import TALKER_EDGE, THINKER_EDGE, a_context, a_plan
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import torch
+
 from omni_runtime.errors import EngineError, InvalidRequest
 from omni_runtime.protocol.payload import Payload
+from omni_runtime.stages.context import EngineContext
 from omni_runtime.stages.engine import CodesOut, Done, EdgeOut, Failed, StageOutput, StageRequest, Started
+from omni_runtime.stages.qwen3_omni.decoder import TalkerDecoder
+from omni_runtime.stages.qwen3_omni.graphs import Bucket, BucketedSteps
 from omni_runtime.stages.qwen3_omni.talker import Qwen3OmniTalkerEngine
 from tests.unit.stages.qwen3_reference import Expected, Reference, tiny_model_path
 
@@ -46,10 +52,14 @@ def expected(reference: Reference) -> list[Expected]:
     return answers(reference, FEW)
 
 
-def an_engine(slots: int, **engine_args: str) -> Qwen3OmniTalkerEngine:
+def an_engine(slots: int, device: str = "cpu", **engine_args: str) -> Qwen3OmniTalkerEngine:
     args = {"talker": {"dtype": "float32", "max_frames": "64", "max_prefill_rows": "256", **engine_args}}
     plan = a_plan("qwen3_omni_moe", engine_args=args, concurrency=slots, chunk=(4, 5, 28))
-    engine = Qwen3OmniTalkerEngine(a_context(plan, "talker", tiny_model_path()))
+    context = a_context(plan, "talker", tiny_model_path())
+    if device == "cuda":
+        gpu = replace(context.stage.device, resource_name="nvidia.com/gpu", count=1)
+        context = EngineContext(plan, replace(context.stage, device=gpu), context.model_path)
+    engine = Qwen3OmniTalkerEngine(context)
     engine.load()
     return engine
 
@@ -188,22 +198,105 @@ def test_audio_and_image_prompts(engine: Qwen3OmniTalkerEngine, reference: Refer
         assert same(codes_of(drain(engine), kind), want), kind
 
 
+def sampled(
+    engine: Qwen3OmniTalkerEngine, expected: list[Expected], seeds: dict[str, int], tokens: int = 40
+) -> dict[str, np.ndarray]:
+    """Codes of requests that run together; each its own prompt rows, by its name."""
+    for name, seed in seeds.items():
+        start(engine, name, {"talker_temperature": 0.9, "talker_max_tokens": tokens, "seed": seed})
+        for payload in expected[ord(name[0]) % len(expected)].payloads(sizes=50):
+            engine.feed(name, THINKER_EDGE, payload)
+    outputs = drain(engine)
+    return {name: codes_of(outputs, name) for name in seeds}
+
+
 def test_sampling_depends_on_the_seed_not_on_the_neighbours_r27(
     engine: Qwen3OmniTalkerEngine, expected: list[Expected]
 ) -> None:
-    def run(names: dict[str, int]) -> dict[str, np.ndarray]:
-        for name, seed in names.items():
-            start(engine, name, {"talker_temperature": 0.9, "talker_max_tokens": 30, "seed": seed})
-            for payload in expected[3].payloads(sizes=50):
-                engine.feed(name, THINKER_EDGE, payload)
-        outputs = drain(engine)
-        return {name: codes_of(outputs, name) for name in names}
+    alone = sampled(engine, expected, {"a": 7})["a"]
+    assert len(alone) > 32, "more frames than random numbers are drawn at once"
+    crowd = sampled(engine, expected, {"b": 1, "c": 2, "d": 3, "a": 7, "e": 7, "f": 9, "g": 0, "h": 7})
+    assert np.array_equal(alone, crowd["a"])
+    assert not np.array_equal(alone, sampled(engine, expected, {"a": 8})["a"])
 
-    alone = run({"a": 7})["a"]
-    crowd = run({"b": 7, "c": 8, "d": 7})
-    assert np.array_equal(alone, crowd["b"])
-    assert np.array_equal(alone, crowd["d"])
-    assert not np.array_equal(alone, crowd["c"])
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_one_shape_makes_codes_independent_of_the_batch_in_every_precision_r27(
+    expected: list[Expected], dtype: str
+) -> None:
+    engine = an_engine(8, dtype=dtype, batch_invariant="true")
+    alone = sampled(engine, expected, {"a": 7}, tokens=24)["a"]
+    crowd = sampled(engine, expected, {"b": 1, "c": 2, "d": 3, "a": 7, "e": 7, "f": 9, "g": 0, "h": 7}, tokens=24)
+    assert len(alone) == 23
+    assert np.array_equal(alone, crowd["a"])
+
+
+class Replayed(BucketedSteps):
+    """Stands in for CUDA graphs: what a bucket's first step read and wrote is all that later ones may use."""
+
+    def __init__(self, decoder: TalkerDecoder) -> None:
+        super().__init__(decoder.step, rows=decoder.slots, length=decoder.length, fixed=False)
+        self._decoder = decoder
+        self.results: dict[Bucket, Any] = {}
+        self._addresses = self._buffers()
+
+    def _buffers(self) -> dict[str, int]:
+        tensors = {n: v for n, v in vars(self._decoder).items() if hasattr(v, "data_ptr") and n != "_text_rows"}
+        return {name: tensor.data_ptr() for name, tensor in tensors.items()}
+
+    def run(self, bucket: Bucket) -> Any:
+        if bucket not in self.results:  # trial runs, as before a capture
+            before = {
+                n: getattr(self._decoder, n).clone() for n in ("_hidden", "_pending", "_place", "_drawn", "_seen")
+            }
+            self._decoder.while_idle(lambda: [super(Replayed, self).run(bucket) for _ in range(2)] and None)
+            assert all(bool((getattr(self._decoder, n) == v).all()) for n, v in before.items()), "a trial changed state"
+            self.results[bucket] = super().run(bucket)
+        else:
+            self.results[bucket].copy_(super().run(bucket))
+        assert self._buffers() == self._addresses, "a step that is replayed would read the old place"
+        return self.results[bucket]
+
+
+def test_steps_in_fixed_buffers_and_buckets_equal_generate(expected: list[Expected]) -> None:
+    engine = an_engine(4)
+    runners: list[Replayed] = []
+    engine._decoder.use(lambda d: runners.append(Replayed(d)) or runners[0])
+    outputs: list[StageOutput] = []
+    for k, want in enumerate(expected[:6]):
+        start(engine, str(k))
+        for payload in want.payloads(sizes=9):
+            engine.feed(str(k), THINKER_EDGE, payload)
+    outputs = drain(engine)
+    assert [k for k in range(6) if not same(codes_of(outputs, str(k)), expected[k])] == []
+    assert {b.rows for b in runners[0].results} <= {1, 2, 4}
+    assert {b.length for b in runners[0].results} == {256}
+
+
+def test_graphs_that_cannot_be_captured_are_off_with_a_reason(expected: list[Expected]) -> None:
+    engine = an_engine(2)
+    runners: list[Any] = []
+    engine._decoder.use(lambda d: runners.append(d.graphed(fixed=False)) or runners[0])
+    if torch.cuda.is_available():
+        pytest.skip("here they can")
+    start(engine, "r")
+    for payload in expected[2].payloads(sizes=9):
+        engine.feed("r", THINKER_EDGE, payload)
+    assert same(codes_of(drain(engine), "r"), expected[2])
+    assert runners[0].problem
+
+
+@pytest.mark.gpu
+def test_captured_steps_equal_generate_on_a_gpu(expected: list[Expected]) -> None:
+    engine = an_engine(4, device="cuda")
+    outputs: list[StageOutput] = []
+    for k, want in enumerate(expected[:6]):
+        start(engine, str(k))
+        for payload in want.payloads(sizes=9):
+            engine.feed(str(k), THINKER_EDGE, payload)
+    outputs = drain(engine)
+    assert engine._decoder._runner.problem is None
+    assert [k for k in range(6) if not same(codes_of(outputs, str(k)), expected[k])] == []
 
 
 def test_abort_frees_the_slot_in_every_state(engine: Qwen3OmniTalkerEngine, expected: list[Expected]) -> None:

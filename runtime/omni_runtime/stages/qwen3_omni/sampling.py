@@ -11,16 +11,17 @@ def penalise(logits: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.
 
 
 def sample(
-    logits: torch.Tensor, uniform: torch.Tensor, temperature: torch.Tensor, *, top_k: int, top_p: float
+    logits: torch.Tensor, uniform: torch.Tensor, temperature: torch.Tensor, *, top_k: int, top_p: float, greedy: bool
 ) -> torch.Tensor:
     """One id per row. logits float32 [rows, vocabulary]; uniform, temperature float32 [rows]; temperature 0 = greedy.
 
     Filters in transformers' order: temperature, top-k, top-p. The draw is the inverse of the cumulative distribution
-    at `uniform`, so that it depends on the row alone.
+    at `uniform`, so that it depends on the row alone. `greedy` says that every row is: nothing is drawn then, and
+    nothing is read back from the device to find out.
     """
-    greedy = logits.argmax(dim=-1)
-    if not bool((temperature > 0).any()):
-        return greedy
+    best = logits.argmax(dim=-1)
+    if greedy:
+        return best
     scaled = logits / temperature.clamp_min(1e-6)[:, None]
     count = min(top_k, logits.shape[-1]) if top_k > 0 else logits.shape[-1]
     values, ids = scaled.topk(count, dim=-1)
@@ -32,4 +33,4 @@ def sample(
     target = uniform[:, None] * cumulative[:, -1:]
     index = (cumulative <= target).sum(dim=-1, keepdim=True).clamp_max(count - 1)
     drawn = ids.gather(-1, index).squeeze(-1)
-    return torch.where(temperature > 0, drawn, greedy)
+    return torch.where(temperature > 0, drawn, best)

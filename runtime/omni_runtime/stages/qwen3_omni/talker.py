@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,11 @@ from omni_runtime.serving.params import from_map
 from omni_runtime.stages.context import EngineContext
 from omni_runtime.stages.engine import CodesOut, Done, EdgeOut, EngineStats, Failed, StageOutput, StageRequest, Started
 from omni_runtime.stages.qwen3_omni.conditioning import Conditioning, TalkerFrontend
-from omni_runtime.stages.qwen3_omni.decoder import TalkerDecoder
+from omni_runtime.stages.qwen3_omni.decoder import RANDOM_FRAMES, TalkerDecoder
 from omni_runtime.stages.qwen3_omni.loading import load_parts
-from omni_runtime.stages.qwen3_omni.sampling import penalise, sample
 from omni_runtime.stages.turns import Turns
 
-TEMPERATURE, TOP_K, TOP_P, REPETITION_PENALTY = 0.9, 50, 1.0, 1.05  # the model's own defaults
-SUPPRESSED_TAIL = 1024  # special ids at the vocabulary's end; of them only the end of speech may be drawn
+TEMPERATURE = 0.9  # the model's own default
 DEFAULT_SPEAKER = "ethan"
 SPEAKER_ALIASES = frozenset({"default", "alloy"})  # OpenAI clients must send a voice; these mean the default one
 
@@ -35,15 +34,11 @@ class _Speech:
     generator: torch.Generator
     temperature: float
     max_tokens: int
-    ignore_end: bool
+    may_end: bool
     edge: str | None
     emit_codes: bool
     slot: int | None = None
     place: int = 0  # next free position of the slot
-    delta: int = 0  # RoPE position minus place
-    hidden: torch.Tensor | None = None  # of the step whose code 0 was drawn last
-    code: int = 0  # that code 0, not yet completed to a frame
-    pending: torch.Tensor | None = None  # sum of the last frame's embeddings, waiting for its text row
     tokens: int = 0  # codes 0 drawn
     frames: int = 0
     unsent: list[list[int]] = field(default_factory=list)
@@ -60,6 +55,8 @@ class Qwen3OmniTalkerEngine:
         self._max_frames = options.integer("max_frames", 4096, minimum=1)
         self._max_prefill = options.integer("max_prefill_rows", 4096, minimum=16)
         self._experts = options.text("experts_implementation", "")
+        self._graphs = options.flag("cuda_graphs", True)
+        self._fixed = options.flag("batch_invariant", False)
         self._threads = options.integer("threads", 0)
         self._seed = options.integer("seed", 42)
         options.reject_unknown()
@@ -86,13 +83,10 @@ class Qwen3OmniTalkerEngine:
         self._decoder = TalkerDecoder(
             model.talker, slots=self._slots, length=self._max_prefill + self._max_frames, device=self._device
         )
-        codec_end = int(model.config.talker_config.codec_eos_token_id)
-        vocabulary = self._decoder.vocabulary
-        self._end = codec_end
-        self._suppressed = torch.zeros(vocabulary, dtype=torch.bool, device=self._device)
-        self._suppressed[vocabulary - SUPPRESSED_TAIL :] = True
-        self._suppressed[codec_end] = False
-        self._seen = torch.zeros((self._slots, vocabulary), dtype=torch.bool, device=self._device)
+        if self._graphs and self._device.type == "cuda":
+            self._decoder.use(lambda d: d.graphed(fixed=self._fixed))
+        elif self._fixed:
+            self._decoder.use(lambda d: d.bucketed(fixed=True))
 
     def submit(self, request: StageRequest) -> None:
         params = from_map(request.params)
@@ -106,7 +100,7 @@ class Qwen3OmniTalkerEngine:
                 generator=torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF),
                 temperature=temperature,
                 max_tokens=limit,
-                ignore_end=params.ignore_eos,
+                may_end=not params.ignore_eos,
                 edge=self._edge.name if self._edge.name in request.downstream_edges else None,
                 emit_codes=request.emit_codes,
             ),
@@ -149,21 +143,21 @@ class Qwen3OmniTalkerEngine:
     def _step(self) -> list[StageOutput] | None:
         """None: nothing to do until something arrives."""
         outputs: list[StageOutput] = []
-        worked = self._admit(outputs)
-        fresh = [(r, s) for r, s in self._requests if s.hidden is not None]
-        if fresh:
-            self._complete_frames(fresh, outputs)
-        rows = [(r, s, text) for r, s in self._requests if (text := self._text_row(s)) is not None]
-        if rows:
-            self._decode(rows, outputs)
-        return outputs if worked or fresh or rows else None
+        fresh = self._admit(outputs)
+        speaking: list[tuple[str, _Speech]] = []
+        texts: list[torch.Tensor] = []
+        for request, speech in self._requests:
+            if speech.slot is None or speech is fresh:
+                continue
+            text = speech.conditioning.text_row(speech.tokens - 1)
+            if text is not None:  # else the thinker is behind: this row stands still, the others go on
+                speaking.append((request, speech))
+                texts.append(text)
+        if fresh is not None or speaking:
+            self._advance(speaking, texts, fresh, outputs)
+        return outputs or ([] if fresh is not None or speaking else None)
 
-    def _text_row(self, speech: _Speech) -> torch.Tensor | None:
-        if speech.pending is None:
-            return None
-        return speech.conditioning.text_row(speech.tokens - 1)
-
-    def _admit(self, outputs: list[StageOutput]) -> bool:
+    def _admit(self, outputs: list[StageOutput]) -> _Speech | None:
         """At most one prefill a step, so that running speech goes on."""
         for request, speech in self._requests:
             if speech.slot is not None:
@@ -171,7 +165,7 @@ class Qwen3OmniTalkerEngine:
             if speech.conditioning.silent:
                 outputs.append(Started(request))
                 self._finish(request, speech, "stop", outputs)
-                return True
+                continue
             if not speech.conditioning.ready or not self._free:
                 continue
             rows = speech.conditioning.prefill_rows
@@ -182,66 +176,59 @@ class Qwen3OmniTalkerEngine:
                 )
                 self._requests.remove(request)
                 outputs.append(Failed(request, error.code, str(error)))
-                return True
+                continue
             self._prefill(request, speech, outputs)
-            return True
-        return False
+            return speech
+        return None
 
     def _prefill(self, request: str, speech: _Speech, outputs: list[StageOutput]) -> None:
         outputs.append(Started(request))
         prefill = speech.conditioning.prefill()
         assert prefill is not None
-        slot = speech.slot = self._free.pop()
-        self._seen[slot] = False
-        hidden = self._decoder.prefill(slot, prefill)
-        speech.place, speech.delta = prefill.embeds.shape[0], prefill.delta
-        self._draw([(request, speech)], hidden, outputs)
+        speech.slot = heappop(self._free)  # the lowest one: a step computes all slots up to the highest in use
+        self._decoder.prefill(speech.slot, prefill, temperature=speech.temperature, may_end=speech.may_end)
+        speech.place = prefill.embeds.shape[0]
 
-    def _complete_frames(self, rows: list[tuple[str, _Speech]], outputs: list[StageOutput]) -> None:
-        hidden = torch.stack([s.hidden for _, s in rows if s.hidden is not None])
-        first = torch.tensor([s.code for _, s in rows], device=self._device)
-        groups = self._decoder.groups - 1
-        uniform = torch.stack([torch.rand(groups, generator=s.generator) for _, s in rows]).to(self._device)
-        codes, sums = self._decoder.residual_codes(hidden, first, uniform, self._temperatures(rows))
-        for (request, speech), frame, total in zip(rows, codes.tolist(), sums, strict=True):
-            speech.hidden, speech.pending = None, total
-            speech.frames += 1
-            speech.unsent.append(frame)
-            initial = speech.frames == len(speech.unsent)  # nothing has left yet
-            if len(speech.unsent) >= (self._edge.initial_frames if initial else self._edge.frames):
-                self._send(request, speech, outputs, finished=False)
-
-    def _decode(self, rows: list[tuple[str, _Speech, torch.Tensor]], outputs: list[StageOutput]) -> None:
-        embeds = torch.stack([s.pending + text for _, s, text in rows if s.pending is not None])
-        slots = [s.slot for _, s, _ in rows if s.slot is not None]
-        hidden = self._decoder.decode(embeds, slots, [s.place for _, s, _ in rows], [s.delta for _, s, _ in rows])
-        for _, speech, _ in rows:
-            speech.pending = None
+    def _advance(
+        self,
+        speaking: list[tuple[str, _Speech]],
+        texts: list[torch.Tensor],
+        fresh: _Speech | None,
+        outputs: list[StageOutput],
+    ) -> None:
+        turn = [s for _, s in speaking] + ([fresh] if fresh is not None else [])
+        for speech in turn:
+            if speech.temperature > 0 and speech.tokens % RANDOM_FRAMES == 0:
+                uniform = torch.rand(RANDOM_FRAMES, self._decoder.groups, generator=speech.generator)
+                self._decoder.set_random(_slot(speech), uniform)
+        codes = self._decoder.advance(
+            [_slot(s) for _, s in speaking],
+            texts,
+            [_slot(fresh)] if fresh is not None else [],
+            length=1 + max((s.place for _, s in speaking), default=0),
+            greedy=all(s.temperature <= 0 for s in turn),
+        )
+        for request, speech in speaking:
             speech.place += 1
-        self._draw([(r, s) for r, s, _ in rows], hidden, outputs)
+            self._take_frame(request, speech, codes[_slot(speech)], outputs)
+        if fresh is not None:
+            request = next(r for r, s in self._requests if s is fresh)
+            self._take_frame(request, fresh, codes[_slot(fresh)], outputs)
 
-    def _draw(self, rows: list[tuple[str, _Speech]], hidden: torch.Tensor, outputs: list[StageOutput]) -> None:
-        """Code 0 of the next frame of each row; the token that ends the speech gives no frame."""
-        slots = torch.tensor([s.slot for _, s in rows], device=self._device)
-        logits = penalise(self._decoder.logits(hidden), self._seen[slots], REPETITION_PENALTY)
-        logits = logits.masked_fill(self._suppressed, float("-inf"))
-        if any(s.ignore_end for _, s in rows):
-            ignoring = torch.tensor([s.ignore_end for _, s in rows], device=self._device)
-            logits[ignoring, self._end] = float("-inf")
-        uniform = torch.cat([torch.rand(1, generator=s.generator) for _, s in rows]).to(self._device)
-        drawn = sample(logits, uniform, self._temperatures(rows), top_k=TOP_K, top_p=TOP_P)
-        self._seen[slots, drawn] = True
-        for index, ((request, speech), code) in enumerate(zip(rows, drawn.tolist(), strict=True)):
-            speech.tokens += 1
-            if code == self._end:
-                self._finish(request, speech, "stop", outputs)
-            elif speech.tokens >= speech.max_tokens:
-                self._finish(request, speech, "length", outputs)
-            else:
-                speech.hidden, speech.code = hidden[index], code
-
-    def _temperatures(self, rows: list[tuple[str, _Speech]]) -> torch.Tensor:
-        return torch.tensor([s.temperature for _, s in rows], dtype=torch.float32, device=self._device)
+    def _take_frame(self, request: str, speech: _Speech, codes: list[int], outputs: list[StageOutput]) -> None:
+        """The token that ends the speech, or is one too many, gives no frame."""
+        speech.tokens += 1
+        if codes[0] == self._decoder.end:
+            self._finish(request, speech, "stop", outputs)
+            return
+        if speech.tokens >= speech.max_tokens:
+            self._finish(request, speech, "length", outputs)
+            return
+        speech.frames += 1
+        speech.unsent.append(codes)
+        initial = speech.frames == len(speech.unsent)  # nothing has left yet
+        if len(speech.unsent) >= (self._edge.initial_frames if initial else self._edge.frames):
+            self._send(request, speech, outputs, finished=False)
 
     # --- leaving
 
@@ -263,8 +250,11 @@ class Qwen3OmniTalkerEngine:
     def _release(self, request: str) -> None:
         speech = self._requests.get(request)
         if speech is not None and speech.slot is not None:
-            self._free.append(speech.slot)
+            heappush(self._free, speech.slot)
         self._requests.remove(request)
+
+    def voices(self) -> tuple[str, ...]:
+        return tuple(sorted(self._frontend.speakers))
 
     def _speaker(self, voice: str | None) -> int:
         speakers = self._frontend.speakers
@@ -273,3 +263,8 @@ class Qwen3OmniTalkerEngine:
         if voice.lower() not in speakers:
             raise InvalidRequest(f"audio.voice: {voice!r} is unknown; use one of {', '.join(sorted(speakers))}")
         return speakers[voice.lower()]
+
+
+def _slot(speech: _Speech) -> int:
+    assert speech.slot is not None
+    return speech.slot
