@@ -9,6 +9,7 @@ import argparse
 import base64
 import io
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,15 @@ class Prompt:
         return reference.inputs([{"role": "user", "content": parts}], **media)
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt and how it is asked. talker_tokens cuts the speech off: greedy codes are a prefix of the longer ones."""
+
+    prompt: Prompt
+    audio: bool = True
+    talker_tokens: int = TALKER_TOKENS
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Heard:
     """What the pipeline answered."""
@@ -85,9 +95,9 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One prompt's comparison."""
+    """One question's comparison."""
 
-    prompt: Prompt
+    question: Question
     text_equal: bool
     codes_equal: bool
     frames: int
@@ -99,26 +109,31 @@ class Row:
 
     def __str__(self) -> str:
         marks = f"text {_mark(self.text_equal)}  codes {_mark(self.codes_equal)}"
-        return f"{self.prompt.number:>3} {self.prompt.kind:<6} {marks}  {self.frames:>3} frames  pcm {self.pcm_difference:.1e}"
+        asked = self.question.prompt
+        return f"{asked.number:>3} {asked.kind:<6} {marks}  {self.frames:>3} frames  pcm {self.pcm_difference:.1e}"
 
 
-def ask(client: httpx.Client, prompt: Prompt) -> Heard:
-    body = {
-        "messages": prompt.openai_messages(),
-        "modalities": ["text", "audio"],
-        "audio": {"format": "wav", "voice": "ethan"},
+def ask(client: httpx.Client, question: Question) -> Heard:
+    body: dict[str, Any] = {
+        "messages": question.prompt.openai_messages(),
+        "modalities": ["text"],
         "temperature": 0,
-        "talker_temperature": 0,
         "max_tokens": TEXT_TOKENS,
-        "talker_max_tokens": TALKER_TOKENS,
         "return_token_ids": True,
-        "return_codec_codes": True,
     }
+    if question.audio:
+        body |= {
+            "modalities": ["text", "audio"],
+            "audio": {"format": "wav", "voice": "ethan"},
+            "talker_temperature": 0,
+            "talker_max_tokens": question.talker_tokens,
+            "return_codec_codes": True,
+        }
     response = client.post("/v1/chat/completions", json=body)
     assert response.status_code == 200, response.text
     answer = response.json()
     choice = answer["choices"][0]
-    codes = np.asarray(answer["codec_codes"], dtype=np.int32)
+    codes = np.asarray(answer.get("codec_codes", []), dtype=np.int32)
     audio = (choice["message"].get("audio") or {}).get("data") or ""
     return Heard(
         text_ids=[int(t) for t in answer["token_ids"]],
@@ -129,28 +144,34 @@ def ask(client: httpx.Client, prompt: Prompt) -> Heard:
 
 def compare(base_url: str, reference: Reference, *, count: int = PROMPTS, shift: int = 0) -> list[Row]:
     """Ask all prompts, CONCURRENCY at a time, and compare each answer. `shift`: see Reference."""
-    prompts = [Prompt(n) for n in range(count)]
-    with httpx.Client(base_url=base_url, timeout=300) as client, ThreadPoolExecutor(CONCURRENCY) as pool:
-        heard = list(pool.map(lambda p: ask(client, p), prompts))
+    questions = [Question(Prompt(n)) for n in range(count)]
+    return compare_questions(base_url, reference, questions, concurrency=CONCURRENCY, shift=shift)
+
+
+def compare_questions(
+    base_url: str, reference: Reference, questions: Sequence[Question], *, concurrency: int, shift: int = 0
+) -> list[Row]:
+    """Ask the questions, `concurrency` at a time in their order, and compare each answer."""
+    with httpx.Client(base_url=base_url, timeout=300) as client, ThreadPoolExecutor(concurrency) as pool:
+        heard = list(pool.map(lambda q: ask(client, q), questions))
     rows = []
-    for prompt, answer in zip(prompts, heard, strict=True):
-        want = reference.generate(
-            prompt.reference_inputs(reference), max_text=TEXT_TOKENS, max_codes=TALKER_TOKENS, shift=shift
-        )
-        rows.append(_row(prompt, answer, want, reference))
+    for question, answer in zip(questions, heard, strict=True):
+        inputs = question.prompt.reference_inputs(reference)
+        want = reference.generate(inputs, max_text=TEXT_TOKENS, max_codes=TALKER_TOKENS, shift=shift)
+        rows.append(_row(question, answer, want, reference))
     return rows
 
 
-def _row(prompt: Prompt, heard: Heard, want: Expected, reference: Reference) -> Row:
-    one_shot = reference.decode(want.codes)
+def _row(question: Question, heard: Heard, want: Expected, reference: Reference) -> Row:
+    codes = want.codes[: question.talker_tokens if question.audio else 0]
+    one_shot = reference.decode(codes)
     same_length = heard.pcm.shape == one_shot.shape
     difference = float(np.abs(heard.pcm - one_shot).max(initial=0.0)) if same_length else float("inf")
     return Row(
-        prompt=prompt,
+        question=question,
         text_equal=heard.text_ids == want.text_ids,
-        codes_equal=len(heard.codes) == len(want.codes)
-        and np.array_equal(heard.codes.reshape(want.codes.shape), want.codes),
-        frames=len(want.codes),
+        codes_equal=len(heard.codes) == len(codes) and np.array_equal(heard.codes.reshape(codes.shape), codes),
+        frames=len(codes),
         pcm_difference=difference,
     )
 

@@ -4,84 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 
 from omni_runtime.client import ask
 from omni_runtime.errors import ReplicaLost
 from omni_runtime.local.process import group_members
+from tests.e2e.local_run import SMOL_OMNI, LocalRun, wait_for
 
 pytestmark = pytest.mark.timeout(900)
 
 QUESTION = "Why is the sky blue? Answer in two short sentences."
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def wait_for(check: Callable[[], bool], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
-        time.sleep(0.2)
-
-
-class LocalRun:
-    """One `omni run` and what it prints."""
-
-    def __init__(self, folder: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        self.output = folder / "output"
-        file = str(ROOT / "examples" / "smol-omni.pipeline.yaml")
-        command = [sys.executable, "-m", "omni_runtime.cli", "run", "-f", file, "--port", str(port)]
-        self.process = subprocess.Popen(
-            [*command, "--logs", str(folder / "logs")],
-            cwd=ROOT,
-            stdout=self.output.open("wb"),
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": ":".join(p for p in sys.path if p), "PYTHONUNBUFFERED": "1"},
-        )
-
-    def printed(self, text: str) -> bool:
-        assert self.process.poll() is None or "stopped" in text, self.output.read_text()
-        return text in self.output.read_text()
-
-    def children(self) -> dict[int, str]:
-        """pid -> command line."""
-        found = {}
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit():
-                try:
-                    parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                    if parent == self.process.pid:
-                        found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
-                except OSError:
-                    continue
-        return found
-
-    def missing(self) -> list[str]:
-        response = httpx.get(f"{self.url}/ready", timeout=5)
-        missing: list[str] = response.json().get("missing", [])
-        return missing
 
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
-    run = LocalRun(tmp_path_factory.mktemp("run"))
-    try:
-        wait_for(lambda: run.printed("ready: http"), 600, "readiness")
+    with LocalRun(tmp_path_factory.mktemp("run"), SMOL_OMNI) as run:
         yield run
-    finally:
-        run.process.terminate()
-        run.process.wait(60)
 
 
 def test_a_spoken_answer_streams(local: LocalRun) -> None:

@@ -38,7 +38,7 @@ def rows(url: str, reference: Reference) -> list[Row]:
 def test_every_prompt_is_exact(rows: list[Row]) -> None:
     assert len(rows) == PROMPTS >= 24
     assert [str(r) for r in rows if not r.exact] == []
-    assert {r.prompt.kind for r in rows} == {"text", "audio", "image"}
+    assert {r.question.prompt.kind for r in rows} == {"text", "audio", "image"}
     assert sum(r.frames for r in rows) > 100, "speech, not silence"
 
 
