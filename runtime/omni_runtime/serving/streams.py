@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from omni_runtime.errors import OmniError, StreamClosed
+from omni_runtime.errors import OmniError
 from omni_runtime.orchestrator.calls import CLIENT_DISCONNECT, SLOW_CLIENT, Output, RequestHandle
 from omni_runtime.orchestrator.state import Emit
 from omni_runtime.serving.collect import Collected
@@ -35,37 +35,35 @@ class RequestStream(StreamingResponse):
         self._handle = handle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Not StreamingResponse's own way, a task group per answer: whoever leaves ends the request, and that the body.
+        gone = asyncio.ensure_future(_end_with_client(receive, self._handle))
         reason = CLIENT_DISCONNECT
         try:
-            await super().__call__(scope, receive, send)
+            await self.stream_response(send)
         except OmniError:  # a body without a place for errors: the connection breaks off, and the log has the reason
             pass
         except SlowClient:
             reason = SLOW_CLIENT
             raise
         finally:
+            gone.cancel()
             self._handle.cancel(reason)
 
 
 async def unless_gone(request: Request, handle: RequestHandle, work: Awaitable[T]) -> T:
-    """The result of `work`, or StreamClosed as soon as the client has gone, which also aborts the request (R16)."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
+    """The result of `work`, which reads the handle's outputs. When the client goes, the request is aborted, and `work`
+    gets its StreamClosed (R16)."""
+    gone = asyncio.ensure_future(_end_with_client(request.receive, handle))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise StreamClosed("the client closed the connection")
-        return task.result()
+        return await work
     finally:
         gone.cancel()
-        if not task.done():
-            task.cancel()
-            handle.cancel(CLIENT_DISCONNECT)
 
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _end_with_client(receive: Receive, handle: RequestHandle) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
+    handle.cancel(CLIENT_DISCONNECT)
 
 
 async def collect(request: Request, handle: RequestHandle) -> Collected:
