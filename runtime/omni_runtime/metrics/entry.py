@@ -4,19 +4,34 @@ benchmark client read them; `omni:*` are ours. All are there from the first scra
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from omni_runtime.deploy.plan import ResolvedPlan
-from omni_runtime.orchestrator.state import AudioPiece, RequestId, RequestState, StageName, StageRecord, StageUsage
+from omni_runtime.metrics.shares import ttfp_shares
+from omni_runtime.orchestrator.state import (
+    AudioPiece,
+    ReplicaId,
+    RequestId,
+    RequestState,
+    StageName,
+    StageRecord,
+    StageUsage,
+)
+from omni_runtime.topology.graph import ancestors
 from omni_runtime.topology.types import Modality
 
 SECONDS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 AUDIBLE_UNDERRUN_SECONDS = 0.1
+
+SERIES_SECONDS = 600.0  # that series of a replica outlive it: longer than any scrape interval
+SKIP_REASONS = ("no_audio", "client_disconnect", "client_abort", "failed")
+SPEECH_ABORTS = ("cancelled", "closed", "engine_dead", "error")
 
 _FAILURES = {
     "client_disconnect": "client_disconnect",
@@ -50,8 +65,13 @@ class EntryMetrics:
         self.registry = CollectorRegistry()
         self._model = plan.model.served_name
         self._engines = {s.name: s.engine.value for s in plan.stages}
-        self._first_stage = plan.stages[0].name
         self._stages = tuple(s.name for s in plan.stages)
+        edges = [(e.source, e.to) for e in plan.edges]
+        self._paths = {
+            name: tuple(s for s in self._stages if s in ancestors((name,), self._stages, edges))
+            for name in self._stages
+        }
+        self._gone: dict[tuple[StageName, ReplicaId], float] = {}  # replica -> when it went
         self._playing: dict[RequestId, _Playback] = {}
 
         model, stage, replica = ["model_name"], ["model_name", "stage"], ["model_name", "stage", "replica"]
@@ -77,6 +97,21 @@ class EntryMetrics:
         )
         self._continuity = self._counter(
             "vllm_omni:audio_continuity_ok", "Requests without an audible gap.", [*replica, "threshold_ms"]
+        )
+        self._skipped = self._counter(
+            "vllm_omni:audio_skipped_requests", "Requests for audio that got none.", [*replica, "reason"]
+        )
+        plain = (self._ttfp, self._rtf, self._duration, self._frames, self._underrun)
+        self._per_replica: tuple[tuple[Counter | Histogram, tuple[str, ...]], ...] = (
+            *((family, ()) for family in plain),
+            (self._continuity, ("100",)),
+            *((self._skipped, (reason,)) for reason in SKIP_REASONS),
+        )
+        self._speech_completed = self._counter(
+            "vllm_omni:speech_stream_completed", "Streams of /v1/audio/speech that ended well.", model
+        )
+        self._speech_aborted = self._counter(
+            "vllm_omni:speech_stream_aborted", "Streams of /v1/audio/speech that did not.", [*model, "reason"]
         )
         self._stage_waiting = self._gauge(
             "vllm_omni:stage_waiting_requests", "Requests of the entry's queue that need this stage.", stage
@@ -104,8 +139,10 @@ class EntryMetrics:
     def _touch(self) -> None:
         """Series without events read 0, not "absent": a query over them works from the start."""
         m = self._model
-        for series in (self._running, self._waiting, self._e2e, self._queue_wait):
+        for series in (self._running, self._waiting, self._e2e, self._queue_wait, self._speech_completed):
             series.labels(m)
+        for reason in SPEECH_ABORTS:
+            self._speech_aborted.labels(m, reason)
         self._success.labels(m, "stop")
         for reason in ("client_disconnect", "client_abort", "stage_error", "unknown"):
             self._failed.labels(m, reason)
@@ -137,34 +174,29 @@ class EntryMetrics:
             replica = state.stages[stage].replica
             playback = self._playing[state.spec.request] = _Playback(stage, replica, first_at=now)
             self._ttfp.labels(self._model, stage, replica).observe(now - state.queued_at)
-            self._observe_shares(state, now)
+            for share in ttfp_shares(state, self._paths[stage], now):
+                self._share.labels(self._model, share.component.value, share.stage).observe(share.seconds)
         playback.add(piece, now)
 
-    def _observe_shares(self, state: RequestState, now: float) -> None:
-        """Where the time to the first chunk went, at the moment of the first chunk (T32).
-
-        A stage's own queue ends when its engine takes the request. From there to the moment when the next stage has
-        work is its compute, which includes the transfer; the transfer alone is told at the stage's end.
-        """
-        bound = state.bound_at if state.bound_at is not None else now
-        self._share.labels(self._model, "queue", "entry").observe(bound - state.queued_at)
-        starts = [(n, r.started_at) for n, r in state.stages.items() if r.started_at is not None]
-        starts.sort(key=lambda item: item[1])
-        for i, (name, started) in enumerate(starts):
-            if name == self._first_stage:
-                self._share.labels(self._model, "queue", name).observe(started - bound)
-            ended = starts[i + 1][1] if i + 1 < len(starts) else now
-            self._share.labels(self._model, "compute", name).observe(ended - started)
+    def _skip_audio(self, state: RequestState, reason: str) -> None:
+        """Each stage that should have sent audio. reason: no_audio (it had nothing to say), or why the request ended."""
+        kind = reason if reason in SKIP_REASONS else "failed"
+        for stage, modalities in state.spec.emits.items():
+            record = state.stages.get(stage)
+            if Modality.AUDIO in modalities:
+                replica = record.replica if record is not None else ""
+                self._skipped.labels(self._model, stage, replica, kind).inc()
 
     def stage_ended(self, stage: StageName, record: StageRecord, usage: StageUsage) -> None:
         self._stage_time.labels(self._model, stage, self._engines[stage]).observe(usage.compute_seconds)
         self._stage_queue.labels(self._model, stage).observe(usage.queue_seconds)
-        self._share.labels(self._model, "transfer", stage).observe(usage.transfer_seconds)
         self._prompt_tokens.labels(self._model).inc(usage.prompt_tokens)
         self._generation_tokens.labels(self._model).inc(usage.completion_tokens)
 
     def request_ended(self, state: RequestState, outcome: str, reason: str, now: float) -> None:
         playback = self._playing.pop(state.spec.request, None)
+        if playback is None and Modality.AUDIO in state.spec.modalities:
+            self._skip_audio(state, "no_audio" if outcome == "success" else reason)
         if outcome != "success":
             kind = _FAILURES.get(reason, "stage_error" if reason[:1].isupper() else "unknown")
             self._failed.labels(self._model, kind).inc()
@@ -192,8 +224,30 @@ class EntryMetrics:
     def request_replayed(self, state: RequestState, reason: str) -> None:
         self._replayed.labels(self._model, reason).inc()
 
-    def replica_lost(self, stage: StageName) -> None:
+    def replica_joined(self, stage: StageName, replica: ReplicaId) -> None:
+        self._gone.pop((stage, replica), None)
+
+    def replica_gone(self, stage: StageName, replica: ReplicaId, now: float) -> None:
         self._lost.labels(self._model, stage).inc()
+        self._gone[stage, replica] = now
+
+    def ticked(self, now: float) -> None:
+        """Series of replicas that went are scraped for a while yet, and then are no more: pods come and go."""
+        for (stage, replica), since in tuple(self._gone.items()):
+            if now - since >= SERIES_SECONDS:
+                del self._gone[stage, replica]
+                for family, extra in self._per_replica:
+                    with contextlib.suppress(KeyError):  # no request of it had audio
+                        family.remove(self._model, stage, replica, *extra)
+
+    # --- the speech stream
+
+    def speech_stream_completed(self) -> None:
+        self._speech_completed.labels(self._model).inc()
+
+    def speech_stream_aborted(self, reason: str) -> None:
+        """reason: one of SPEECH_ABORTS."""
+        self._speech_aborted.labels(self._model, reason if reason in SPEECH_ABORTS else "error").inc()
 
     # --- builders
 

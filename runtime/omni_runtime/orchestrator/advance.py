@@ -79,11 +79,18 @@ def advance(state: RequestState, event: Event, now: Instant) -> Step:
             return _end(state, Fail(InputTimeout(_what_is_missing(state, seconds))), "input deadline", now)
         case SettleExpired():
             return _settle_now(state, now)
-        case StageStarted(stage, replica):
+        case StageStarted(stage, replica, queue_seconds, transfer_seconds):
             record = _record(state, stage, replica)
             if record is None or record.phase is not StagePhase.SUBMITTED:
                 return state, ()
-            return state.with_stage(stage, replace(record, phase=StagePhase.STARTED, started_at=now)), ()
+            started = replace(
+                record,
+                phase=StagePhase.STARTED,
+                started_at=now,
+                queue_seconds=queue_seconds,
+                transfer_seconds=transfer_seconds,
+            )
+            return state.with_stage(stage, started), ()
         case PieceArrived(stage, replica, piece):
             record = _record(state, stage, replica)
             if state.phase is not Phase.RUNNING or record is None or record.phase not in LIVE:

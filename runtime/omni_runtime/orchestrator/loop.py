@@ -365,6 +365,7 @@ class Orchestrator:
     def ticked(self, now: float) -> None:
         self._reject_unservable(now)
         self._admit()
+        self._observer.ticked(now)
 
     def _admit(self) -> None:
         """Bind and start every queued request that can start now."""

@@ -48,7 +48,7 @@ def event_of(stage: StageName, replica: ReplicaId, message: RequestMessage) -> E
         case control.ClientCodes():
             return PieceArrived(stage, replica, CodesPiece(message.codes))
         case control.StageStarted():
-            return StageStarted(stage, replica)
+            return StageStarted(stage, replica, message.queue_seconds, message.transfer_seconds)
         case control.StageFinished():
             return StageFinished(stage, replica, _usage_of(message))
         case control.StageFailed():

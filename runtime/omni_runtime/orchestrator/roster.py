@@ -52,6 +52,7 @@ class Roster:
         if known is not None and known.peer != peer:
             self._peers.pop(known.peer, None)
         self._peers[peer] = (hello.stage, hello.replica)
+        self._observer.replica_joined(hello.stage, hello.replica)
         if known is None or lost is not None:
             log.info("replica.joined", stage=hello.stage, replica=hello.replica, capacity=hello.capacity)
         self.note(hello.stage, now)
@@ -113,7 +114,7 @@ class Roster:
             level(
                 "replica.lost", stage=gone.stage, replica=gone.replica, reason=gone.reason, requests=len(gone.requests)
             )
-            self._observer.replica_lost(gone.stage)
+            self._observer.replica_gone(gone.stage, gone.replica, now)
         self._peers = {p: m for p, m in self._peers.items() if self._speaks(p, m)}
         for stage in self.pools:
             self.note(stage, now)

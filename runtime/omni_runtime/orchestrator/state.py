@@ -141,6 +141,8 @@ class StageRecord:
     submitted_at: Instant
     started_at: Instant | None = None
     ended_at: Instant | None = None
+    queue_seconds: float = 0.0  # before its start, as the stage itself measured
+    transfer_seconds: float = 0.0  # of its first rows, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,8 @@ class Bound:
 class StageStarted:
     stage: StageName
     replica: ReplicaId
+    queue_seconds: float = 0.0
+    transfer_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,9 +82,11 @@ class ClientCodes(_Message, frozen=True, tag="codes"):
 
 
 class StageStarted(_Message, frozen=True, tag="started"):
-    """The engine took the request out of its queue (queue share of TTFP ends here)."""
+    """The engine took the request out of its queue (queue share of TTFP ends here). Durations, because clocks differ."""
 
     request: str
+    queue_seconds: float = 0.0  # from the first rows at hand to here
+    transfer_seconds: float = 0.0  # of the first rows, from the producer's put
 
 
 class StageFinished(_Message, frozen=True, tag="finished"):

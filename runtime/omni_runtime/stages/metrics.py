@@ -1,6 +1,12 @@
-"""Metrics of an engine process. Names follow vLLM-Omni where it has one; ours start with `omni:`."""
+"""Metrics of an engine process. Families of vLLM-Omni that count requests are the entry's alone, so that a sum over all
+processes counts each request once; what one replica sees of them is `omni:replica_*`.
+"""
 
 from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -25,19 +31,44 @@ class StageMetrics:
         self.running = gauge("omni:stage_running_requests", "Requests that the engine works on")
         self.capacity = gauge("omni:stage_capacity_requests", "Requests in flight that this replica takes")
         self.orchestrators = gauge("omni:stage_orchestrators", "Orchestrators that have admitted this replica")
-        self.queue_seconds = seconds("vllm_omni:stage_in_queue_s", "From rows at hand to the engine's start")
-        self.compute_seconds = seconds("vllm_omni:stage_gen_time_s", "From the engine's start to its last output")
-        self.transfer_seconds = seconds("vllm_omni:transfer_rx_s", "Chunks of one request on their way to this stage")
+        self.queue_seconds = seconds("omni:replica_queue_seconds", "From rows at hand to the engine's start")
+        self.compute_seconds = seconds("omni:replica_compute_seconds", "From the engine's start to its last output")
+        self.transfer_seconds = seconds(
+            "omni:replica_transfer_seconds", "Chunks of one request on their way to this stage"
+        )
+        peak = Gauge(
+            "vllm_omni:peak_memory_mb",
+            "Most host memory that this process and its children have used",
+            labels,
+            registry=self.registry,
+        )
+        peak.labels(**values).set_function(peak_memory_mb)
         self.finished = Counter(
             "omni:stage_requests", "Requests that ended here, by result", (*labels, "result"), registry=self.registry
         )
         self.audio_frames = Counter(
-            "vllm_omni:audio_frames", "Codec or acoustic frames that this stage made", labels, registry=self.registry
+            "omni:replica_frames", "Codec or acoustic frames that this stage made", labels, registry=self.registry
         ).labels(**values)
         self.tokens = Counter(
-            "vllm_omni:generation_tokens", "Tokens that this stage made", labels, registry=self.registry
+            "omni:replica_tokens", "Tokens that this stage made", labels, registry=self.registry
         ).labels(**values)
         self._values = values
 
     def ended(self, result: str) -> None:
         self.finished.labels(**self._values, result=result).inc()
+
+
+def peak_memory_mb() -> float:
+    """Sum of the peaks of this process and its descendants (an engine may compute in processes of its own), in MiB."""
+    total, pending = 0.0, [os.getpid()]
+    while pending:
+        pid = pending.pop()
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+            children = " ".join(f.read_text() for f in Path(f"/proc/{pid}/task").glob("*/children"))
+        except OSError:  # it ended meanwhile
+            continue
+        match = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+        total += int(match[1]) / 1024 if match else 0.0
+        pending.extend(int(child) for child in children.split())
+    return total

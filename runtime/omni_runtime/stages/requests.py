@@ -59,8 +59,14 @@ class _Active:
     first_chunk_at: float | None = None
     started_at: float | None = None
     transfer_seconds: float = 0.0
+    first_transfer_seconds: float = 0.0
     done: Done | None = None  # the engine is ready, but chunks still wait for their consumer
     done_at: float = 0.0
+
+    @property
+    def ready_at(self) -> float:
+        """When the engine could have started: waiting for upstream is not queueing."""
+        return max(self.submitted_at, self.first_chunk_at or 0.0)
 
 
 @dataclass(slots=True)
@@ -212,7 +218,7 @@ class RequestBook:
         edge.finished = event.payload.finished
         active.transfer_seconds += event.transfer_seconds
         if active.first_chunk_at is None:
-            active.first_chunk_at = now
+            active.first_chunk_at, active.first_transfer_seconds = now, event.transfer_seconds
         return (Feed(event.request, event.edge, event.payload),)
 
     def edge_failed(self, event: EdgeFailed) -> tuple[Action, ...]:
@@ -270,7 +276,8 @@ class RequestBook:
                 if active.started_at is not None:
                     return ()
                 active.started_at = now
-                return (Send(active.orchestrator, control.StageStarted(request=request)),)
+                started = control.StageStarted(request, now - active.ready_at, active.first_transfer_seconds)
+                return (Send(active.orchestrator, started),)
             case Failed(code=code, message=message):
                 return self._fail(request, code, f"stage {self._stage}: {message}")
             case Done():
@@ -323,14 +330,13 @@ class RequestBook:
         del self._active[request]
         done = active.done
         begun = active.started_at if active.started_at is not None else active.done_at
-        ready = max(active.submitted_at, active.first_chunk_at or 0.0)  # waiting for upstream is not queueing
         finished = control.StageFinished(
             request=request,
             finish_reason=done.finish_reason,
             prompt_tokens=done.prompt_tokens,
             completion_tokens=done.completion_tokens,
             frames=done.frames,
-            queue_seconds=max(0.0, begun - ready),
+            queue_seconds=max(0.0, begun - active.ready_at),
             compute_seconds=max(0.0, active.done_at - begun),
             transfer_seconds=active.transfer_seconds,
         )

@@ -54,7 +54,9 @@ def test_a_request_from_submit_to_finish() -> None:
     assert start.request.downstream_edges == (DOWN,)
     assert isinstance(opened, actions.OpenEdge)
     assert isinstance(b.chunk(a_chunk(finished=True), now=2.0)[0], actions.Feed)
-    assert messages(b.output(Started("r1"), now=3.0)) == [control.StageStarted(request="r1")]
+    assert messages(b.output(Started("r1"), now=3.0)) == [
+        control.StageStarted(request="r1", queue_seconds=1.0, transfer_seconds=0.25)
+    ]
     assert isinstance(b.output(an_edge_out(finished=True), now=4.0)[0], actions.Put)
     assert b.output(Done("r1", "stop", frames=7), now=5.0) == (), "not finished while a chunk waits for its consumer"
     send, cleanup = b.put_done("r1", DOWN)
