@@ -18,8 +18,11 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+import msgspec
+
 _request: ContextVar[str | None] = ContextVar("omni_request", default=None)
 _FIELDS = "omni_fields"
+_encode = msgspec.json.Encoder(enc_hook=str).encode
 _MAX_TEXT = 4_000  # of one field: a client must not be able to fill a disk with one request
 
 
@@ -61,7 +64,10 @@ class JsonFormatter(logging.Formatter):
             line.update({k: v[:_MAX_TEXT] if isinstance(v, str) else v for k, v in fields.items()})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)[-_MAX_TEXT:]
-        return json.dumps(line, default=str, ensure_ascii=False)
+        try:
+            return _encode(line).decode()
+        except UnicodeEncodeError:  # half a surrogate pair, say from a file name
+            return json.dumps(line, default=str)
 
 
 class EventLogger:

@@ -44,7 +44,7 @@ async def create_chat_completion(request: Request) -> Response:
     completion = Completion(model=check_model(chat.model, context))
     call = await build_chat_call(chat, context, request)
     handle = context.requests.submit(call)
-    log.info("request.accepted", id=handle.request, modalities=sorted(call.modalities), stream=chat.stream)
+    log.debug("request.accepted", id=handle.request, modalities=sorted(call.modalities), stream=chat.stream)
     if chat.stream:
         opened = await begin(request, handle)
         return RequestStream(handle, _stream(chat, call, completion, opened.outputs()))

@@ -42,7 +42,7 @@ async def create_completion(request: Request) -> Response:
     )
     call = build_call(request, modalities, params, {"prompt": body.prompt}, body)
     handle = context.requests.submit(call)
-    log.info("request.accepted", id=handle.request, surface="completions", stream=body.stream)
+    log.debug("request.accepted", id=handle.request, surface="completions", stream=body.stream)
     if body.stream:
         opened = await begin(request, handle)
         return RequestStream(handle, _stream(body, answer, opened.outputs(), counts))

@@ -43,7 +43,7 @@ async def create_response(request: Request) -> Response:
     response = ResponseObject(body, model=check_model(body.model, context))
     call = await _build_call(body, context, request)
     handle = context.requests.submit(call)
-    log.info("request.accepted", id=handle.request, surface="responses", stream=body.stream)
+    log.debug("request.accepted", id=handle.request, surface="responses", stream=body.stream)
     if body.stream:
         opened = await begin(request, handle)
         return RequestStream(handle, _stream(body, call, response, opened.outputs()))

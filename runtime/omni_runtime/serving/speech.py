@@ -43,7 +43,7 @@ async def create_speech(request: Request) -> Response:
     speech = parse_body(await read_body(request, MAX_BODY_BYTES), SpeechRequest, REFUSED)
     call = build_speech_call(speech, speech.input, True, context, request)
     handle = context.requests.submit(call)
-    log.info("request.accepted", id=handle.request, surface="speech", stream=speech.streamed or "no")
+    log.debug("request.accepted", id=handle.request, surface="speech", stream=speech.streamed or "no")
     if speech.streamed is None:
         return await _whole(speech, await collect(request, handle))
     opened = await begin(request, handle)
