@@ -7,7 +7,6 @@ stream is not acknowledged, so its producer stops; after a while its pieces go t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import time
 from collections import deque
@@ -15,18 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-import zmq
-import zmq.asyncio
-from zmq.utils.monitor import parse_monitor_message
-
-from omni_runtime.connectors import wire
+from omni_runtime.connectors import secure, wire
+from omni_runtime.connectors.handshake import HandshakeRefused
 from omni_runtime.connectors.hub import Hub
 from omni_runtime.connectors.ledger import QUEUE
-from omni_runtime.connectors.outbound import MAX_MESSAGE_BYTES, MAX_PEERS, PING_SECONDS, SILENCE_SECONDS
+from omni_runtime.connectors.outbound import MAX_PEERS, PING_SECONDS, SILENCE_SECONDS
+from omni_runtime.connectors.secure import Sealed, SecureChannel, as_bytes, copy_into
 from omni_runtime.connectors.streams import Port
 from omni_runtime.connectors.wire import FRAGMENT_BYTES, INLINE_BYTES, ProtocolError, Put, Slab
 from omni_runtime.logs import get_logger
-from omni_runtime.protocol.channels import Channels
+from omni_runtime.protocol.channels import CurveKeys
 
 log = get_logger(__name__)
 
@@ -51,16 +48,16 @@ class _Incoming:
     seq: int = -1
     pieces_out: int = 0  # of the chunk, as the engine counts them
     surplus: int = 0  # credits that the engine will grant for pieces which the producer never sent
-    waiting: deque[tuple[Put | wire.Fragment, bytes | memoryview]] = field(default_factory=deque)
+    waiting: deque[tuple[Put | wire.Fragment, bytes]] = field(default_factory=deque)
     waiting_since: float = 0.0
 
 
 class PeerLinks:
     """All links of a sidecar; implements hub.RemoteStreams."""
 
-    def __init__(self, hub: Hub, channels: Channels) -> None:
+    def __init__(self, hub: Hub, keys: CurveKeys) -> None:
         self.hub = hub
-        self.channels = channels
+        self.keys = keys
         self._links: dict[str, PeerLink] = {}
         self._streams: dict[Port, _Incoming] = {}
         self._starved: set[Port] = set()
@@ -72,8 +69,8 @@ class PeerLinks:
     # --- from engines
 
     def open(self, port: Port, message: wire.Open) -> None:
-        match = _ENDPOINT.fullmatch(message.endpoint)
-        if match is None or not 0 < int(match[2]) < 65536:
+        address = _address(message.endpoint)
+        if address is None:
             self.hub.fail(port, "ProtocolError", f"{message.edge}: {message.endpoint!r} is not tcp://host:port")
             return
         if port in self._streams:
@@ -84,7 +81,7 @@ class PeerLinks:
             if len(self._links) >= MAX_PEERS:
                 self.hub.fail(port, "CapacityExceeded", f"more than {MAX_PEERS} links to other pods")
                 return
-            link = self._links[message.endpoint] = PeerLink(self, message.endpoint)
+            link = self._links[message.endpoint] = PeerLink(self, message.endpoint, *address)
         self._numbers = self._numbers % 0xFFFFFFFF + 1
         stream = _Incoming(port, message, link)
         self._streams[port] = stream
@@ -137,14 +134,14 @@ class PeerLinks:
         for stream in streams:
             self.fail(stream, "UpstreamLost", f"{stream.opened.edge}: {reason}")
 
-    def accept(self, stream: _Incoming, message: Put | wire.Fragment, body: bytes | memoryview) -> None:
+    def accept(self, stream: _Incoming, message: Put | wire.Fragment, body: Sealed) -> None:
         """One fragment. Raises ProtocolError if it is not the next one."""
         if stream.waiting:
             if len(stream.waiting) >= wire.WINDOW_FRAGMENTS:
                 raise ProtocolError("producer's sidecar ignored its window")
-            stream.waiting.append((message, body))
+            stream.waiting.append((message, body.open()))
         elif not self._store(stream, message, body):
-            stream.waiting.append((message, body))
+            stream.waiting.append((message, body.open()))
             stream.waiting_since = time.monotonic()
             self._starved.add(stream.port)
 
@@ -168,7 +165,7 @@ class PeerLinks:
             if not stream.waiting:
                 self._starved.discard(port)
 
-    def _store(self, stream: _Incoming, message: Put | wire.Fragment, body: bytes | memoryview) -> bool:
+    def _store(self, stream: _Incoming, message: Put | wire.Fragment, body: Sealed | bytes) -> bool:
         """Put a fragment where it belongs; False if there is no room yet."""
         if isinstance(message, Put):
             if stream.put is not None:
@@ -180,20 +177,20 @@ class PeerLinks:
                 if stream.slab is None:
                     return False
             stream.put, stream.got, stream.began = message, 0, time.monotonic()
-        elif stream.put is None or message.offset != stream.got or not body:
+        elif stream.put is None or message.offset != stream.got or not len(body):
             raise ProtocolError(f"fragment at {message.offset}, expected {stream.got}")
         put = stream.put
         end = stream.got + len(body)
         if end > put.length:
             raise ProtocolError(f"piece of {put.length} bytes got {end}")
         if stream.slab is not None:
-            self.hub.arena.data(stream.slab)[stream.got : end] = body
+            copy_into(body, self.hub.arena.data(stream.slab)[stream.got : end])
         stream.got = end
         stream.link.send_for(stream, lambda number: wire.Acknowledge(number, 1))
         self._hand_over(stream, put, body, whole=end == put.length)
         return True
 
-    def _hand_over(self, stream: _Incoming, put: Put, body: bytes | memoryview, *, whole: bool) -> None:
+    def _hand_over(self, stream: _Incoming, put: Put, body: Sealed | bytes, *, whole: bool) -> None:
         """Give the engine the finished slab, or the fragment itself when there is none."""
         engine = self.hub.engines.get(stream.port.session)
         if engine is None or (stream.slab is not None and not whole):
@@ -208,7 +205,7 @@ class PeerLinks:
             self.hub.ledger.deliver(slab, stream.port.session)
             engine.deliver(stream.port.stream, Put(0, put.seq, number, last, put.length, slab, chunk), b"")
         else:
-            engine.deliver(stream.port.stream, Put(0, put.seq, number, last, len(body), None, chunk), body)
+            engine.deliver(stream.port.stream, Put(0, put.seq, number, last, len(body), None, chunk), as_bytes(body))
             if not whole:
                 stream.surplus += 1
         if whole:
@@ -237,25 +234,27 @@ class PeerLinks:
             link.close("this sidecar stops")
 
 
-class PeerLink:
-    """DEALER to one producer's sidecar. It lives as long as its connection: after a loss a new link is made."""
+def _address(endpoint: str) -> tuple[str, int] | None:
+    match = _ENDPOINT.fullmatch(endpoint)
+    if match is None or not 0 < int(match[2]) < 65536:
+        return None
+    return match[1].strip("[]"), int(match[2])
 
-    def __init__(self, owner: PeerLinks, endpoint: str) -> None:
+
+class PeerLink:
+    """Connection to one producer's sidecar. It lives as long as that: after a loss a new link is made."""
+
+    def __init__(self, owner: PeerLinks, endpoint: str, host: str, port: int) -> None:
         self.endpoint = endpoint
         self._owner = owner
         self._streams: dict[int, _Incoming] = {}
         self._numbers: dict[Port, int] = {}
-        self._born = self._heard = self._pinged = time.monotonic()
-        self._established = False
-        self._session: int | None = None  # what the other side calls this link
+        self._born = self._pinged = time.monotonic()
+        self._why_not = "no answer yet"
+        self._channel: SecureChannel | None = None
+        self._waiting: list[wire._Message] = []  # for the connection
         self._closed = False
-        self._socket = owner.channels.dial(zmq.DEALER, endpoint, max_message_bytes=MAX_MESSAGE_BYTES)
-        self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        )
-        loop = asyncio.get_running_loop()
-        self._tasks = (loop.create_task(self._receive()), loop.create_task(self._watch()))
-        self._send(wire.Ping())
+        self._task = asyncio.get_running_loop().create_task(self._connect(host, port))
 
     def open(self, number: int, stream: _Incoming) -> None:
         self._streams[number] = stream
@@ -292,27 +291,38 @@ class PeerLink:
         self._owner.fail(stream, "ProtocolError", f"{stream.opened.edge}: {error}")
 
     def _send(self, message: wire._Message) -> None:
-        sent: asyncio.Future[object] = asyncio.ensure_future(self._socket.send_multipart([wire.encode(message)]))
-        sent.add_done_callback(lambda f: f.cancelled() or f.exception())
+        if self._channel is not None:
+            self._channel.send(message)
+        else:
+            self._waiting.append(message)
 
-    async def _receive(self) -> None:
+    async def _connect(self, host: str, port: int) -> None:
+        """Until it works or the time is up (`tick`): the other sidecar may start later than this one."""
+        pause = 0.05
         while True:
-            frames = await self._socket.recv_multipart(copy=False)  # the bytes go straight to the arena
-            self._heard = time.monotonic()
-            self._established = True
             try:
-                self._on_frames([frame.buffer for frame in frames])
-            except ProtocolError as error:
-                log.warning("link.protocol_error", endpoint=self.endpoint, reason=str(error))
-                self.close(f"{self.endpoint} broke the protocol: {error}")
+                sock, secrets = await secure.dial(host, port, self._owner.keys)
+            except HandshakeRefused as refused:
+                self.close(f"{self.endpoint}: {refused}; both need the CURVE keys of one pipeline")
                 return
+            except (OSError, TimeoutError) as error:
+                self._why_not = str(error) or type(error).__name__
+                await asyncio.sleep(pause)
+                pause = min(1.0, 2 * pause)
+            else:
+                break
+        self._channel = SecureChannel(sock, secrets, self._on_frame, self._on_lost)
+        self._channel.start()
+        for message in (wire.Ping(), *self._waiting):
+            self._channel.send(message)
+        self._waiting.clear()
 
-    def _on_frames(self, frames: list[memoryview]) -> None:
-        if len(frames) > 2:
-            raise ProtocolError(f"{len(frames)} frames")
-        message = wire.decode_from_producer(frames[0])
+    def _on_lost(self, reason: str) -> None:
+        self.close(f"{self.endpoint}: {reason}")
+
+    def _on_frame(self, header: bytes, body: Sealed) -> None:
+        message = wire.decode_from_producer(header)
         if isinstance(message, wire.Pong):
-            self._on_pong(message.session)
             return
         stream = self._streams.get(message.stream)
         if stream is None:
@@ -323,37 +333,21 @@ class PeerLink:
         try:
             if isinstance(message, Put) and message.slab is not None:
                 raise ProtocolError("a slab of another pod")
-            self._owner.accept(stream, message, frames[1] if len(frames) == 2 else b"")
+            self._owner.accept(stream, message, body)
         except ProtocolError as error:
             self.broken(stream, error)
 
-    def _on_pong(self, session: int) -> None:
-        """Another session than before: the producer's sidecar had given this link up, and knows its streams no more."""
-        if self._session is None:
-            self._session = session
-        elif session != self._session:
-            self.close(f"{self.endpoint} had heard nothing from here for {SILENCE_SECONDS:g} s and gave the link up")
-
-    async def _watch(self) -> None:
-        """The transport reports the loss of a connection at once; heartbeats only find silent ones."""
-        while True:
-            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
-            if event == zmq.EVENT_DISCONNECTED:
-                if self._established:
-                    self.close(f"connection to {self.endpoint} was lost")
-                    return
-            else:
-                self.close(f"{self.endpoint} refused our key, or we refuse its")
-                return
-
     def tick(self) -> None:
-        now = time.monotonic()
-        if not self._established and now - self._born > CONNECT_SECONDS:
-            self.close(
-                f"no answer from the producer's sidecar at {self.endpoint} within {CONNECT_SECONDS:g} s:"
-                " it is down, blocked by a network policy, or holds other CURVE keys"
-            )
-        elif self._established and now - self._heard > SILENCE_SECONDS:
+        now, channel = time.monotonic(), self._channel
+        if channel is None:
+            if now - self._born > CONNECT_SECONDS:
+                self.close(
+                    f"no answer from the producer's sidecar at {self.endpoint} within {CONNECT_SECONDS:g} s"
+                    f" ({self._why_not}): it is down, blocked by a network policy, or holds other CURVE keys"
+                )
+            return
+        channel.tick(now)
+        if now - channel.heard > SILENCE_SECONDS:
             self.close(f"nothing heard from {self.endpoint} for {SILENCE_SECONDS:g} s")
         elif now - self._pinged > PING_SECONDS:
             self._pinged = now
@@ -363,11 +357,8 @@ class PeerLink:
         if self._closed:
             return
         self._closed = True
-        for task in self._tasks:
-            if task is not asyncio.current_task():
-                task.cancel()
-        with contextlib.suppress(zmq.ZMQError):
-            self._socket.disable_monitor()
-        self._owner.channels.release(self._socket)
-        self._monitor.close(linger=0)
+        if self._task is not asyncio.current_task():
+            self._task.cancel()
+        if self._channel is not None:
+            self._channel.close(reason)
         self._owner.drop_link(self, list(self._streams.values()), reason)

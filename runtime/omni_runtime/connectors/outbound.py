@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections import deque
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-import zmq
-import zmq.asyncio
-
-from omni_runtime.connectors import wire
+from omni_runtime.connectors import secure, wire
+from omni_runtime.connectors.handshake import HandshakeRefused, Secrets
 from omni_runtime.connectors.hub import Hub
+from omni_runtime.connectors.secure import Sealed, SecureChannel
 from omni_runtime.connectors.streams import Deliver, Key, Port
 from omni_runtime.connectors.wire import FRAGMENT_BYTES, WINDOW_FRAGMENTS, ProtocolError, Put
 from omni_runtime.logs import get_logger
-from omni_runtime.protocol.channels import Channels, bound_port
+from omni_runtime.protocol.channels import CurveKeys
 
 log = get_logger(__name__)
 
 PING_SECONDS: Final = 2.0
 SILENCE_SECONDS: Final = 20.0  # a peer from which nothing came for so long is gone; a busy node may stall for seconds
 MAX_PEERS: Final = 1024
-MAX_MESSAGE_BYTES: Final = wire.MAX_BODY_BYTES
+MAX_HANDSHAKES: Final = 256  # at once; a stranger costs a socket for a few seconds and no more
 _BURST = 16  # fragments in one turn of the loop
 
 
@@ -48,10 +49,10 @@ class _Outgoing:
 class PeerSession:
     """A consumer's sidecar."""
 
-    def __init__(self, hub: Hub, listener: PeerListener, identity: bytes) -> None:
+    def __init__(self, hub: Hub, listener: PeerListener, sock: socket.socket, secrets: Secrets) -> None:
         self.session = hub.new_session()
-        self.identity = identity
-        self.heard = time.monotonic()
+        self.channel = SecureChannel(sock, secrets, self._on_frame, self._on_lost)
+        self.channel.on_room = self._schedule
         self._hub = hub
         self._listener = listener
         self._streams: dict[int, _Outgoing] = {}
@@ -70,7 +71,7 @@ class PeerSession:
 
     def fail(self, stream: int, code: str, message: str) -> None:
         self._forget(stream)
-        self._listener.send(self, wire.Failed(stream, code, message))
+        self.channel.send(wire.Failed(stream, code, message))
 
     @property
     def idle(self) -> bool:
@@ -79,9 +80,11 @@ class PeerSession:
 
     # --- from the peer
 
-    def on_message(self, message: wire.FromConsumerSidecar) -> None:
-        self.heard = now = time.monotonic()
-        hub = self._hub
+    def _on_frame(self, header: bytes, body: Sealed) -> None:
+        if len(body):
+            raise ProtocolError("a consumer's message has no body")
+        message = wire.decode_from_consumer(header)
+        hub, now = self._hub, time.monotonic()
         match message:
             case wire.Acknowledge(number, fragments):
                 stream = self._streams.get(number)
@@ -106,9 +109,10 @@ class PeerSession:
                 self._forget(number)
                 hub.apply(hub.table.cancel(Port(self.session, number), reason))
             case wire.Ping():
-                self._listener.send(self, wire.Pong(self.session))
+                self.channel.send(wire.Pong(self.session))
 
-    def lost(self, reason: str) -> None:
+    def _on_lost(self, reason: str) -> None:
+        self._listener.forget(self)
         for number in list(self._streams):
             self._forget(number)
         self._hub.session_lost(self.session, reason)
@@ -130,7 +134,10 @@ class PeerSession:
         if stream.queue and not stream.ready and stream.unacknowledged < WINDOW_FRAGMENTS:
             stream.ready = True
             self._ready.append(stream)
-        if self._ready and not self._scheduled:
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._ready and not self._scheduled and self.channel.room:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._pump)
 
@@ -138,20 +145,16 @@ class PeerSession:
         """Send up to a burst of fragments, one a stream in turn, then let the rest of the process run."""
         self._scheduled = False
         for _ in range(_BURST):
-            if not self._ready:
+            if not self._ready or not self.channel.room:
                 return
             stream = self._ready.popleft()
             stream.ready = False
             if stream.queue and self._streams.get(stream.stream) is stream:
-                if not self._send_fragment(stream):
-                    return
+                self._send_fragment(stream)
                 self._make_ready(stream)
-        if self._ready and not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._pump)
+        self._schedule()
 
-    def _send_fragment(self, stream: _Outgoing) -> bool:
-        """False if the peer is gone."""
+    def _send_fragment(self, stream: _Outgoing) -> None:
         deliver = stream.queue[0]
         put = deliver.piece.put
         data = self._hub.arena.data(put.slab) if put.slab is not None else memoryview(deliver.piece.body)
@@ -169,91 +172,95 @@ class PeerSession:
             stream.finished = stream.finishing and put.last
             stream.queue.popleft()
             stream.sent = 0
-        if not self._listener.send(self, message, part):
-            return False
+        self.channel.send(message, part)
         if done:
             if put.last and put.chunk is not None:
                 metrics = self._hub.metrics
                 edge = metrics.of(metrics.edge(deliver.key.edge, deliver.key.producer, deliver.to), "TCP")
                 edge.tx.observe(max(0.0, time.time() - put.chunk.sent_at))
             self._release(put)
-        return True
 
 
 class PeerListener:
-    """ROUTER with CURVE on the data port. Only holders of the pipeline's client key get as far as a message."""
+    """The data port. Only holders of the pipeline's client key get as far as a message."""
 
-    def __init__(self, hub: Hub, channels: Channels) -> None:
+    def __init__(self, hub: Hub, keys: CurveKeys) -> None:
         self._hub = hub
-        self._channels = channels
-        self._socket: zmq.asyncio.Socket | None = None
-        self._peers: dict[bytes, PeerSession] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._keys = keys
+        self._socket: socket.socket | None = None
+        self._peers: set[PeerSession] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, endpoint: str) -> int:
-        """Returns the port."""
-        self._socket = self._channels.serve(zmq.ROUTER, endpoint, max_message_bytes=MAX_MESSAGE_BYTES)
-        self._task = asyncio.get_running_loop().create_task(self._receive(self._socket))
-        return bound_port(self._socket)
+    def start(self, host: str, port: int) -> int:
+        """Returns the port. Raises OSError."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=1024)
+        self._socket.setblocking(False)
+        self._spawn(self._serve(self._socket))
+        bound: int = self._socket.getsockname()[1]
+        return bound
 
-    async def _receive(self, socket: zmq.asyncio.Socket) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            frames = await socket.recv_multipart()
             try:
-                self._on_frames(frames)
-            except ProtocolError as error:
-                self._hub.metrics.refused.labels("protocol").inc()
-                log.warning("peer.protocol_error", reason=str(error))
-                self._drop(frames[0], str(error))
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:  # no descriptors left: those of strangers come back within seconds
+                self._hub.metrics.refused.labels("descriptors").inc()
+                log.warning("peer.accept_failed", reason=str(error))
+                await asyncio.sleep(0.2)
+                continue
+            if len(self._tasks) > MAX_HANDSHAKES or len(self._peers) >= MAX_PEERS:
+                self._hub.metrics.refused.labels("connections").inc()
+                sock.close()
+            else:
+                self._spawn(self._handshake(sock))
 
-    def _on_frames(self, frames: list[bytes]) -> None:
-        if len(frames) != 2:
-            raise ProtocolError(f"{len(frames) - 1} frames; a consumer's message is one")
-        identity, header = frames
-        message = wire.decode_from_consumer(header)
-        peer = self._peers.get(identity)
-        if peer is None:
-            if len(self._peers) >= MAX_PEERS:
-                raise ProtocolError(f"more than {MAX_PEERS} peers")
-            peer = self._peers[identity] = PeerSession(self._hub, self, identity)
+    async def _handshake(self, sock: socket.socket) -> None:
+        try:
+            secrets = await secure.accept(sock, self._keys)
+        except (OSError, TimeoutError, HandshakeRefused) as error:
+            sock.close()
+            if isinstance(error, HandshakeRefused):
+                log.warning("peer.refused", reason=str(error))
+            self._hub.metrics.refused.labels("handshake").inc()
+        except asyncio.CancelledError:
+            sock.close()
+            raise
+        else:
+            peer = PeerSession(self._hub, self, sock, secrets)
+            self._peers.add(peer)
             self._hub.consumers[peer.session] = peer
-        peer.on_message(message)
+            peer.channel.start()
 
-    def send(self, peer: PeerSession, message: wire._Message, body: memoryview | bytes = b"") -> bool:
-        """False if the peer is gone, which ends its streams. Windows bound what can wait in the socket."""
-        assert self._socket is not None
-        parts = [peer.identity, wire.encode(message), body] if len(body) else [peer.identity, wire.encode(message)]
-        sent: asyncio.Future[object] = asyncio.ensure_future(self._socket.send_multipart(parts))
-        if sent.done() and not sent.cancelled() and sent.exception() is not None:
-            reason = f"connection to the consumer's sidecar is gone: {sent.exception()}"
-            asyncio.get_running_loop().call_soon(self._drop, peer.identity, reason)
-            return False
-        sent.add_done_callback(_ignore_outcome)  # a peer that goes later is noticed by its silence
-        return True
-
-    def _drop(self, identity: bytes, reason: str) -> None:
-        peer = self._peers.pop(identity, None)
-        if peer is not None:
-            self._hub.consumers.pop(peer.session, None)
-            peer.lost(reason)
+    def forget(self, peer: PeerSession) -> None:
+        self._peers.discard(peer)
+        self._hub.consumers.pop(peer.session, None)
 
     @property
     def idle(self) -> bool:
-        return all(peer.idle for peer in self._peers.values())
+        return all(peer.idle for peer in self._peers)
 
     def tick(self) -> None:
         now = time.monotonic()
-        for peer in list(self._peers.values()):
-            if now - peer.heard > SILENCE_SECONDS:
-                self._drop(peer.identity, f"nothing heard from the consumer's sidecar for {SILENCE_SECONDS:g} s")
+        for peer in list(self._peers):
+            peer.channel.tick(now)
+            if now - peer.channel.heard > SILENCE_SECONDS:
+                peer.channel.close(f"nothing heard from the consumer's sidecar for {SILENCE_SECONDS:g} s")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        for task in list(self._tasks):
             with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-
-
-def _ignore_outcome(future: asyncio.Future[object]) -> None:
-    if not future.cancelled():
-        future.exception()
+                await task
+        if self._socket is not None:
+            self._socket.close()
+        for peer in list(self._peers):
+            peer.channel.close("this sidecar stops")
+        await asyncio.sleep(0)  # they are told before the arena goes

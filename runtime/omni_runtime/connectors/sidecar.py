@@ -28,7 +28,7 @@ from omni_runtime.connectors.probes import ProbeServer, Response, text
 from omni_runtime.connectors.streams import Limits
 from omni_runtime.deploy.plan import SIDECAR_DATA_PORT, SIDECAR_HTTP_PORT, ResolvedPlan, load_plan
 from omni_runtime.errors import OmniError
-from omni_runtime.protocol.channels import Channels, CurveKeys, load_keys
+from omni_runtime.protocol.channels import CurveKeys, load_keys
 
 log = logs.get_logger(__name__)
 
@@ -82,12 +82,11 @@ class Sidecar:
         parts.callback(self.arena.close)
         limits = Limits(lease_seconds=options.lease_seconds)
         self.hub = Hub(self.plan, self.arena, self.metrics, domain=options.domain, limits=limits)
-        channels = await parts.enter_async_context(Channels(self._keys))
-        self.links = self.hub.remote = PeerLinks(self.hub, channels)
+        self.links = self.hub.remote = PeerLinks(self.hub, self._keys)
         parts.callback(self.links.close)
-        self.listener = PeerListener(self.hub, channels)
+        self.listener = PeerListener(self.hub, self._keys)
         parts.push_async_callback(self.listener.close)
-        self.data_port = self.listener.start(f"tcp://{options.data_host}:{options.data_port}")
+        self.data_port = self.listener.start(options.data_host, options.data_port)
         host = f"[{options.advertise_host}]" if ":" in options.advertise_host else options.advertise_host
         self.hub.endpoint = f"tcp://{host}:{self.data_port}"
         probes = ProbeServer({"/livez": self._livez, "/ready": self._readyz, "/metrics": self._metrics})

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import struct
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-import zmq
-import zmq.asyncio
 
 from omni_runtime.connectors import wire
 from omni_runtime.connectors.client import SidecarEdgeClient
+from omni_runtime.connectors.handshake import MAGIC, REFUSAL, Dialler, Listener, Secrets, nonce
 from omni_runtime.connectors.ipc import SOCKET_NAME
+from omni_runtime.connectors.secure import dial
 from omni_runtime.connectors.wire import FRAME_PREFIX, ChunkHeader, Put, Slab
 from omni_runtime.errors import ContractMismatch, DeadlineExceeded
-from omni_runtime.protocol.channels import Channels, generate_keys
+from omni_runtime.protocol.channels import generate_keys
+from omni_runtime.protocol.control import Producer
 from tests.unit.connectors.kit import EDGE, Host, Site, a_chunk, a_failure, a_plan, producer, rows, some_bytes, until
 
 
@@ -77,17 +82,79 @@ async def test_a_peer_with_other_keys_gets_nothing(site: Site, monkeypatch: pyte
             assert len(ours.sidecar.hub.table) == 1, "still there for the right consumer"
 
 
-async def test_a_client_without_any_key_gets_nothing(site: Site) -> None:
+async def hung_up(sock: socket.socket, deadline_s: float = 30) -> bytes:
+    """What the other side said before it hung up."""
+    loop = asyncio.get_running_loop()
+    said = b""
+    async with asyncio.timeout(deadline_s):
+        while True:
+            try:
+                part = await loop.sock_recv(sock, 65536)
+            except ConnectionError:
+                break
+            if not part:
+                break
+            said += part
+    sock.close()
+    return said
+
+
+async def dialled(host: Host) -> socket.socket:
+    sock = socket.socket()
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", host.sidecar.data_port))
+    return sock
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        pytest.param(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 80, id="another protocol"),
+        pytest.param(MAGIC + b"e" * 32 + b"s" * 32, id="another key"),
+        pytest.param(MAGIC + b"\0" * 64, id="a point of small order"),
+        pytest.param(b"\xff" * 1_000_000, id="very many bytes"),
+    ],
+)
+async def test_a_stranger_is_refused_after_eighty_bytes(site: Site, hello: bytes) -> None:
     async with site.sidecar() as host:
-        context = zmq.asyncio.Context()
-        peer = context.socket(zmq.DEALER)
-        peer.linger = 0
-        peer.connect(f"tcp://127.0.0.1:{host.sidecar.data_port}")
-        await peer.send_multipart([wire.encode(wire.Ping())])
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(peer.recv_multipart(), 0.5)
+        sock = await dialled(host)
+        with contextlib.suppress(ConnectionError):
+            await asyncio.get_running_loop().sock_sendall(sock, hello)
+        assert await hung_up(sock) in (REFUSAL, b"")
         assert not host.sidecar.listener._peers
-        context.destroy(linger=0)
+
+
+async def test_the_public_key_alone_opens_nothing(site: Site) -> None:
+    """Whoever has seen the client's public key cannot confirm the handshake without the secret one."""
+    async with site.sidecar() as host:
+        sock = await dialled(host)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(sock, Dialler(site.keys).hello)
+        assert len(await loop.sock_recv(sock, 1000)) == 48
+        await loop.sock_sendall(sock, b"\0" * 16)
+        await hung_up(sock)
+        assert not host.sidecar.listener._peers
+
+
+async def test_a_stranger_that_answers_is_not_believed(site: Site) -> None:
+    """A process that took the producer's address, but has not its keys, gets no Open."""
+    heard: list[bytes] = []
+
+    async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(Listener(others).answer(await reader.readexactly(80)))
+        heard.append(await reader.read())
+        writer.close()
+
+    others = replace(generate_keys(site.root / "others"), client_public=site.keys.client_public)
+    server = await asyncio.start_server(impostor, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with site.sidecar() as host, host.engine("talker-0") as down:
+        await down.open("r", Producer(EDGE, "thinker", "thinker-0", f"tcp://127.0.0.1:{port}", "elsewhere"))
+        failed = await a_failure(down)
+        assert failed.code == "UpstreamLost"
+        assert "CURVE keys" in failed.message
+    server.close()
+    assert heard == [b""]
 
 
 async def healthy(host: Host) -> None:
@@ -127,14 +194,52 @@ async def test_an_engine_that_breaks_the_rules_loses_its_connection_only(site: S
         await healthy(host)
 
 
-async def test_a_peer_that_breaks_the_rules_loses_its_streams_only(site: Site) -> None:
-    async with site.sidecar() as host, Channels(site.keys) as channels:
-        peer = channels.dial(zmq.DEALER, f"tcp://127.0.0.1:{host.sidecar.data_port}")
-        for frames in ([b"\xc1"], [b"x" * 100_000], [wire.encode(wire.Ping())] * 3, [wire.encode(wire.Pong())]):
-            await peer.send_multipart(frames)
-        await peer.send_multipart([wire.encode(wire.Ping())])
-        header = (await asyncio.wait_for(peer.recv_multipart(), 30))[0]
-        assert isinstance(wire.decode_from_producer(header), wire.Pong)
+def sealed(secrets: Secrets, header: bytes, counter: int = 1) -> bytes:
+    prefix = struct.pack("<II", len(header) + 16, 0)
+    return prefix + secrets.send.encrypt(nonce(counter), header, prefix)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(lambda s: sealed(s, b"\xc1"), id="no msgpack"),
+        pytest.param(lambda s: sealed(s, b"x" * 60_000), id="a large header of nothing"),
+        pytest.param(lambda s: struct.pack("<II", 1 << 31, 0), id="oversize header"),
+        pytest.param(lambda s: struct.pack("<II", 20, 1 << 31), id="oversize body"),
+        pytest.param(lambda s: struct.pack("<II", 3, 0), id="header shorter than its tag"),
+        pytest.param(lambda s: struct.pack("<II", 40, 7), id="body shorter than its tag"),
+        pytest.param(lambda s: sealed(s, wire.encode(wire.Pong())), id="a message of the other direction"),
+        pytest.param(lambda s: sealed(s, wire.encode(wire.Ping()), 7), id="out of turn"),
+        pytest.param(lambda s: sealed(s, wire.encode(wire.Ping())) * 2, id="the same frame twice"),
+        pytest.param(lambda s: sealed(s, wire.encode(wire.Ping()))[:-1] + b"\0", id="a flipped byte"),
+    ],
+)
+async def test_a_peer_that_breaks_the_rules_is_cut_off(site: Site, attack: Callable[[Secrets], bytes]) -> None:
+    async with site.sidecar() as host:
+        sock, secrets = await dial("127.0.0.1", host.sidecar.data_port, site.keys)
+        await asyncio.get_running_loop().sock_sendall(sock, attack(secrets))
+        await hung_up(sock)
+        await until(lambda: not host.sidecar.listener._peers)
+        await healthy(host)
+
+
+async def test_slow_strangers_cost_a_socket_for_a_few_seconds(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow loris: a byte now and then keeps nothing open; whoever has the keys gets in meanwhile."""
+    monkeypatch.setattr("omni_runtime.connectors.secure.HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr("omni_runtime.connectors.outbound.MAX_HANDSHAKES", 20)
+    async with site.sidecar() as host:
+        slow = [await dialled(host) for _ in range(60)]
+        loop = asyncio.get_running_loop()
+        for sock in slow:
+            with contextlib.suppress(ConnectionError):
+                await loop.sock_sendall(sock, MAGIC[:1])
+        assert len(host.sidecar.listener._tasks) <= 22
+        for sock in slow:
+            await hung_up(sock)
+        sock, _ = await dial("127.0.0.1", host.sidecar.data_port, site.keys)
+        await until(lambda: len(host.sidecar.listener._peers) == 1)
+        sock.close()
+        await until(lambda: not host.sidecar.listener._peers)
         await healthy(host)
 
 
