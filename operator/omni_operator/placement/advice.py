@@ -91,20 +91,21 @@ def grow(question: Question, facts: Facts) -> tuple[Question, Feasible] | None:
     return None
 
 
-def with_advice(verdict: Infeasible, fixes: tuple[Fix, ...]) -> Infeasible:
-    """The errors of the verdict, each with the first fix that names its field, or else the first of all."""
+def with_advice(question: Question, verdict: Infeasible, fixes: tuple[Fix, ...]) -> Infeasible:
+    """The errors of the verdict with the first fix: of several changes, those for the stage of the error."""
     if not fixes:
         return verdict
     errors = tuple(
-        e if e.fix else FieldError(e.path, e.value, e.problem, _for_path(e.path, fixes)) for e in verdict.errors
+        e if e.fix else FieldError(e.path, e.value, e.problem, _for_path(question, e.path, fixes[0].text))
+        for e in verdict.errors
     )
     return replace(verdict, errors=errors, fixes=fixes)
 
 
-def _for_path(path: str, fixes: tuple[Fix, ...]) -> str:
-    stem = path.removesuffix(".accelerator").removesuffix(".resources.memory")
-    parts = [p for p in fixes[0].text.split("; ") if stem in p]
-    return "; ".join(parts) or fixes[0].text
+def _for_path(question: Question, path: str, text: str) -> str:
+    stage = next((s.name for s in question.plan.stages if path.startswith(question.path(s.name))), None)
+    parts = [part for part in text.split("; ") if stage is not None and f" of {stage} to " in part]
+    return "; ".join(parts) or text
 
 
 def _fix(steps: tuple[Change, ...]) -> Fix:

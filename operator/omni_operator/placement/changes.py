@@ -169,7 +169,9 @@ def class_changes(question: Question, stage: StagePlan) -> Iterator[Change]:
         changed = question.with_plan(plan)
         if all(_fits(changed, s) for s in plan.pod_groups()[stage.pod_group]):
             path = f"{question.path(stage.name)}.accelerator.class"
-            yield Change(f"set {path} to {device.name}", changed, path, device.name, stage.name)
+            yield Change(
+                f"set accelerator.class of {stage.name} to {device.name}", changed, path, device.name, stage.name
+            )
 
 
 # ------------------------------------------------------------------------------------------------ other constraints
@@ -184,7 +186,7 @@ def unshare(question: Question, verdict: Infeasible) -> Iterator[Change]:
             if fraction < stage.device.memory_fraction:
                 device = msgspec.structs.replace(stage.device, memory_fraction=fraction)
                 plan = replace_stage(plan, msgspec.structs.replace(stage, device=device))
-                texts.append(f"set {question.path(name)}.accelerator.memoryFraction to {fraction:g}")
+                texts.append(f"set accelerator.memoryFraction of {name} to {fraction:g}")
     if texts:
         yield Change("; ".join(texts), question.with_plan(plan))
     last = question.plan.stage(verdict.constraint.stages[-1])
@@ -194,7 +196,7 @@ def unshare(question: Question, verdict: Infeasible) -> Iterator[Change]:
             msgspec.structs.replace(e, connector="TCP") if last.name in (e.source, e.to) else e for e in alone.edges
         )
         path = f"{question.path(last.name)}.podGroup"
-        text = f"remove {path}, so that {last.name} has pods and devices of its own"
+        text = f"remove podGroup of {last.name}, so that it has pods and devices of its own"
         yield Change(text, question.with_plan(msgspec.structs.replace(alone, edges=edges)), path, "", last.name)
 
 
@@ -259,8 +261,9 @@ def fewer_replicas(question: Question, group: str, fits: Callable[[Question], bo
     if best is None:
         return None
     fixed = plan.replicas[group].requested is not None
-    path = f"{question.path(group)}.{'replicas' if fixed else 'scaling.minReplicas'}"
-    return Change(f"set {path} to {best} (now {now})", with_count(best), path, str(best), group)
+    field = "replicas" if fixed else "scaling.minReplicas"
+    path = f"{question.path(group)}.{field}"
+    return Change(f"set {field} of {group} to {best} (now {now})", with_count(best), path, str(best), group)
 
 
 def lower_tensor(question: Question, group: str) -> Iterator[Change]:
@@ -341,16 +344,16 @@ def _changed(question: Question, stage: StagePlan, field: str, value: str, **fie
 
 
 def _replaced(question: Question, stage: StagePlan, field: str, value: str) -> Change:
-    path = f"{question.path(stage.name)}.{field}"
-    return Change(
-        f"set {path} to {value}", question.with_plan(replace_stage(question.plan, stage)), path, value, stage.name
-    )
+    plan = replace_stage(question.plan, stage)
+    shown = field.removeprefix("engineArgs[name=").removesuffix("]")
+    text = f"set {shown} of {stage.name} to {value}"
+    return Change(text, question.with_plan(plan), f"{question.path(stage.name)}.{field}", value, stage.name)
 
 
 def _spread_over(question: Question, stage: StagePlan) -> Change:
     """Tensor parallelism and the number of devices are one decision, and may stand in the spec as two fields."""
     at = question.path(stage.name)
-    text = f"set {at}.parallelism.tensor to {stage.tensor_parallel}, and accelerator.count to {stage.device.count}"
+    text = f"set parallelism.tensor of {stage.name} to {stage.tensor_parallel}, and accelerator.count to {stage.device.count}"
     plan = replace_stage(question.plan, stage)
     return Change(text, question.with_plan(plan), f"{at}.parallelism.tensor", str(stage.tensor_parallel), stage.name)
 

@@ -53,4 +53,4 @@ def check_placement(
             witness = Witness(reached.witness.placements, added)
             rest = advise(question, facts, nodes=False) if fixes else ()
             return FeasibleIfNodesAreAdded(verdict.memory, verdict.warnings, verdict.constraint, witness, rest)
-    return with_advice(verdict, advise(question, facts)) if fixes else verdict
+    return with_advice(question, verdict, advise(question, facts)) if fixes else verdict
