@@ -178,6 +178,12 @@ class EdgeMode(StrEnum):
     FULL_PAYLOAD = "fullPayload"
 
 
+class ChunkSizing(StrEnum):
+    FIXED = "fixed"
+    RAMP = "ramp"
+    ADAPTIVE = "adaptive"
+
+
 class ConnectorType(StrEnum):
     AUTO = "Auto"
     SHARED_MEMORY = "SharedMemory"
@@ -219,6 +225,9 @@ class ChunkSpec(OmniModel):
     """Frames of every further chunk."""
     left_context_frames: Annotated[int, Field(ge=0, le=4096)] | None = None
     """Frames before a chunk that its decoder sees again."""
+    sizing: ChunkSizing | None = None
+    """How chunks go from initialFrames to frames. fixed (default): at once. ramp: each chunk is twice the one before.
+    adaptive: small while the consumer waits for work, larger while chunks wait for the consumer."""
 
 
 class EdgeSpec(OmniModel):

@@ -29,6 +29,7 @@ from omni_crds.v1alpha1.base import (
 from omni_crds.v1alpha1.conditions import Condition, ConditionStatus
 from omni_crds.v1alpha1.graph import (
     AcceleratorSpec,
+    ChunkSizing,
     ChunkSpec,
     ConnectorSpec,
     ConnectorType,
@@ -54,6 +55,7 @@ __all__ = [
     "AcceleratorSpec",
     "AdminSurface",
     "BudgetSpec",
+    "ChunkSizing",
     "ChunkSpec",
     "ConnectorSpec",
     "ConnectorType",

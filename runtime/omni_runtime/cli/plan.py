@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from omni_runtime.deploy.load import LOCAL_PROFILE, load_pipeline, load_profiles, local_profiles
-from omni_runtime.deploy.plan import ReplicaBounds, ResolvedPlan, StagePlan, canonical_json
+from omni_runtime.deploy.plan import EdgePlan, ReplicaBounds, ResolvedPlan, StagePlan, canonical_json
 from omni_runtime.deploy.resolve import resolve
 from omni_runtime.errors import InvalidPipeline
 
@@ -81,7 +81,7 @@ def render(resolved: ResolvedPlan, *, origins: bool = False) -> Iterable[str]:
                 str(edge.payload),
                 edge.connector,
                 edge.mode,
-                f"{edge.initial_frames} / {edge.frames} / {edge.left_context_frames}" if edge.frames else "as produced",
+                _chunks(edge),
             )
             for edge in resolved.edges
         ],
@@ -89,6 +89,13 @@ def render(resolved: ResolvedPlan, *, origins: bool = False) -> Iterable[str]:
     if origins:
         yield ""
         yield from _table(("VALUE", "FROM"), list(resolved.origins.items()))
+
+
+def _chunks(edge: EdgePlan) -> str:
+    if not edge.frames:
+        return "as produced"
+    sizes = f"{edge.initial_frames} / {edge.frames} / {edge.left_context_frames}"
+    return sizes if edge.sizing == "fixed" else f"{sizes}, {edge.sizing}"
 
 
 def _devices(stage: StagePlan) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from omni_crds.v1alpha1.pipeline import ChunkSpec, ConnectorType, EdgeMode
+from omni_crds.v1alpha1.pipeline import ChunkSizing, ChunkSpec, ConnectorType, EdgeMode
 from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_runtime.deploy.model import Target
 from omni_runtime.deploy.overlay import PIPELINE, Origins, Violations, topology_origin
-from omni_runtime.deploy.plan import EdgePlan, StagePlan
+from omni_runtime.deploy.plan import FULL_PAYLOAD_MESSAGE_FRAMES, EdgePlan, StagePlan
 from omni_runtime.deploy.quantity import format_bytes, parse_quantity
 from omni_runtime.deploy.structure import EdgeNode
 from omni_runtime.topology.types import ChunkDefaults, PayloadContract
@@ -24,10 +24,9 @@ ROW_BYTES = {
     PayloadContract.THINKER_HIDDEN: 2 * 2 * 2048 + 64,
     PayloadContract.CODEC_FRAMES: 4 * 32,
     PayloadContract.TEXT_SEGMENTS: 1,
-    PayloadContract.ACOUSTIC_FRAMES: 4096,
+    PayloadContract.ACOUSTIC_FRAMES: 12_288,  # five spectra of 601 float32 values, and f0
 }
 _PHRASE_ROWS = 64 << 10  # bytes of text in one message
-_WHOLE_AUDIO_FRAMES = 4096  # what a talker makes at most for one request
 _DEFAULT_POSITIONS = 32_768
 _EVERYWHERE = (ConnectorType.SHARED_MEMORY, ConnectorType.TCP)  # what a profile has that lists no connectors
 
@@ -64,6 +63,7 @@ def resolve_edge(
         initial_frames=chunks.initial_frames,
         frames=chunks.frames,
         left_context_frames=chunks.left_context_frames,
+        sizing=_sizing(node, key, origins).value,
     )
 
 
@@ -87,7 +87,7 @@ def largest_chunk_bytes(edge: EdgePlan, source: StagePlan) -> int:
     elif edge.payload is PayloadContract.TEXT_SEGMENTS:
         rows = _PHRASE_ROWS
     elif edge.mode == EdgeMode.FULL_PAYLOAD:
-        rows = _WHOLE_AUDIO_FRAMES
+        rows = FULL_PAYLOAD_MESSAGE_FRAMES
     else:
         rows = max(edge.initial_frames, edge.frames) + edge.left_context_frames
     return rows * ROW_BYTES[edge.payload]
@@ -108,7 +108,7 @@ def _chunks(
                 else f"{payload} is not counted in frames; the producer decides what a chunk is"
             )
             bad.add(path, ", ".join(f"{k}: {v}" for k, v in stated.items()), why, "remove the chunk sizes")
-        return ChunkDefaults(initial_frames=0, frames=0, left_context_frames=0)
+        return ChunkDefaults(0, 0, defaults.left_context_frames if defaults else 0)
     below = topology_origin(topology)
     frames = origins.pick(f"{key}.frames", [(PIPELINE, asked.frames), (below, defaults.frames)], defaults.frames)
     # A user who only lowers `frames` means that the first chunk is no larger.
@@ -126,6 +126,13 @@ def _chunks(
         problem = f"the decoder of {payload} keeps its own state and needs no left context"
         bad.add(f"{path}.leftContextFrames", left, problem, "remove it, or use 0")
     return ChunkDefaults(initial_frames=initial, frames=frames, left_context_frames=left)
+
+
+def _sizing(node: EdgeNode, key: str, origins: Origins) -> ChunkSizing:
+    asked = node.spec.chunk.sizing if node.spec and node.spec.chunk else None
+    if asked is None:  # the rule, not a value worth an origin
+        return ChunkSizing.FIXED
+    return origins.pick(f"{key}.sizing", [(PIPELINE, asked)], ChunkSizing.FIXED)
 
 
 def _connector(

@@ -80,8 +80,16 @@ class ReplicaBounds(msgspec.Struct, frozen=True):
         return self.minimum if self.requested is None else self.requested
 
 
+FULL_PAYLOAD_MESSAGE_FRAMES = 1024
+"""fullPayload sends nothing before the last frame; then messages of at most so many frames, so that an answer of any
+length fits into the arena."""
+
+
 class EdgePlan(msgspec.Struct, frozen=True):
-    """A tensor stream. Chunk sizes are in frames; all 0 where the producer decides how many rows a chunk has."""
+    """A tensor stream. Chunk sizes are in frames; all 0 where the producer decides how many rows a chunk has.
+
+    In mode fullPayload only the left context counts: a consumer may decode a long message in pieces.
+    """
 
     source: str
     to: str
@@ -91,6 +99,7 @@ class EdgePlan(msgspec.Struct, frozen=True):
     initial_frames: int
     frames: int
     left_context_frames: int
+    sizing: str = "fixed"  # fixed | ramp | adaptive: how chunks grow from initial_frames to frames
 
     @property
     def name(self) -> str:

@@ -144,6 +144,14 @@ class TestChunks:
     def test_full_payload_has_no_chunks(self) -> None:
         edge = resolved(QWEN + "edges: [{from: talker, to: code2wav, mode: fullPayload}]").edges[1]
         assert (edge.mode, edge.frames) == ("fullPayload", 0)
+        assert edge.left_context_frames == 28, "a long message is decoded in pieces"
+
+    @pytest.mark.parametrize("sizing", ["fixed", "ramp", "adaptive"])
+    def test_sizing_is_part_of_the_plan(self, sizing: str) -> None:
+        plan = resolved(QWEN + f"edges: [{{from: talker, to: code2wav, chunk: {{sizing: {sizing}}}}}]")
+        assert plan.edges[1].sizing == sizing
+        assert (plan.edges[1].initial_frames, plan.edges[1].frames) == (4, 25)
+        assert resolved(QWEN).edges[1].sizing == "fixed"
 
 
 class TestCustom:
