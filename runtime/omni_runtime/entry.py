@@ -27,6 +27,7 @@ from omni_runtime import eventloop, logs
 from omni_runtime.deploy.plan import ENTRY_CONTROL_PORT, ENTRY_HTTP_PORT, ResolvedPlan, load_plan
 from omni_runtime.errors import InvalidPipeline, OmniError
 from omni_runtime.metrics.entry import EntryMetrics
+from omni_runtime.metrics.traces import build_tracer
 from omni_runtime.orchestrator.loop import Orchestrator
 from omni_runtime.protocol.channels import Channels, load_keys
 from omni_runtime.serving.admin import AdminGuard
@@ -52,6 +53,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--control-port", type=int, default=ENTRY_CONTROL_PORT)
     parser.add_argument("--admin", action="store_true", help="serve /v1/omni/pause, resume, sleep, wakeup to loopback")
     parser.add_argument("--admin-token-file", type=Path, help="serve them to whoever sends this bearer token")
+    parser.add_argument("--otlp-endpoint", help="OTLP/HTTP collector that gets a span per stage and request")
     parser.add_argument("--log-level", default=os.environ.get("OMNI_LOG_LEVEL", "INFO"))
     return parser.parse_args(arguments)
 
@@ -102,10 +104,16 @@ class _Server(uvicorn.Server):
 async def serve(options: argparse.Namespace) -> int:
     plan = read_plan(options.plan)
     metrics = EntryMetrics(plan)
+    tracer = build_tracer(
+        options.otlp_endpoint or plan.entry.otlp_endpoint,
+        pipeline=plan.pipeline,
+        revision=plan.revision,
+        version=package_version(),
+    )
     endpoint = f"tcp://{options.control_host}:{options.control_port}"
     async with (
         Channels(load_keys(options.curve)) as channels,
-        Orchestrator(plan, channels, endpoint=endpoint, observer=metrics) as orchestrator,
+        Orchestrator(plan, channels, endpoint=endpoint, observer=metrics, tracer=tracer) as orchestrator,
     ):
         topology = TOPOLOGIES.get(plan.topology)
         context = ServingContext(
@@ -144,6 +152,8 @@ async def serve(options: argparse.Namespace) -> int:
             server.should_exit = True
             server.force_exit = second.is_set()
         await running
+    if tracer is not None:
+        await asyncio.to_thread(tracer.close)
     return 0
 
 

@@ -50,6 +50,7 @@ class Call:
     start_stage: StageName | None = None
     tenant: str = ""
     session: str = ""
+    trace_parent: str = ""  # the client's W3C traceparent
     input_deadline_seconds: float = DEFAULT_INPUT_DEADLINE_SECONDS
 
 
@@ -94,16 +95,21 @@ class RequestHandle:
     _queue: asyncio.Queue[Output | Complete | Fail | Cancelled] = field(default_factory=asyncio.Queue)
     ended: bool = False
     backlog: int = 0  # bytes in the queue
+    _overflowed: bool = False
     replicas: dict[StageName, str] = field(default_factory=dict)
 
     def put(self, item: Output | Complete | Fail | Cancelled) -> None:
-        if not self.ended:
-            self.ended = isinstance(item, _END)
-            self._queue.put_nowait(item)
-            self.backlog += _size(item)
-            if self.backlog > MAX_BACKLOG_BYTES and not self.ended:
-                # Not from in here: the state machine is in the middle of its actions.
-                asyncio.get_running_loop().call_soon(self.cancel, SLOW_CLIENT)
+        if self.ended:
+            return
+        self.ended = isinstance(item, _END)
+        if self._overflowed and not self.ended:
+            return
+        self._queue.put_nowait(item)
+        self.backlog += _size(item)
+        if self.backlog > MAX_BACKLOG_BYTES and not self.ended:
+            self._overflowed = True
+            # Not from in here: the state machine is in the middle of its actions.
+            asyncio.get_running_loop().call_soon(self.cancel, SLOW_CLIENT)
 
     def cancel(self, reason: str) -> None:
         """Abort everywhere (R16). Harmless after the end."""

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -29,9 +28,10 @@ from omni_runtime.orchestrator.advance import advance
 from omni_runtime.orchestrator.calls import Call, RequestHandle
 from omni_runtime.orchestrator.inputs import TextInput, text_input_of
 from omni_runtime.orchestrator.messages import build_submit
-from omni_runtime.orchestrator.observer import Observer, SilentObserver
+from omni_runtime.orchestrator.observer import Observer, SilentObserver, Tracer
 from omni_runtime.orchestrator.pool import LivenessRules, Policy
 from omni_runtime.orchestrator.queue import RequestQueue
+from omni_runtime.orchestrator.recent import Recent
 from omni_runtime.orchestrator.replicas import ReplicaSide
 from omni_runtime.orchestrator.routing import POLICIES
 from omni_runtime.orchestrator.state import (
@@ -71,7 +71,6 @@ from omni_runtime.protocol.channels import Channels
 log = get_logger(__name__)
 
 SETTLE_SECONDS = 10.0  # for stages to confirm an abort or an end
-TTFP_WINDOW = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +100,7 @@ class Orchestrator:
         admission: AdmissionRules | None = None,
         policy: Policy | None = None,
         observer: Observer | None = None,
+        tracer: Tracer | None = None,
         settle_seconds: float = SETTLE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -110,6 +110,7 @@ class Orchestrator:
         self._endpoint = endpoint
         self._rules = admission or rules_of(plan.entry)
         self._observer: Observer = observer or SilentObserver()
+        self._tracer = tracer
         self._settle_seconds = settle_seconds
         self._clock = clock
         self._replicas = ReplicaSide(
@@ -126,8 +127,7 @@ class Orchestrator:
         self._attempts: dict[RequestId, RequestId] = {}  # of requests that started anew: the client's id -> the present
         self._queue = RequestQueue(self._rules)
         self._waiting_by_stage: dict[StageName, int] = {}
-        self._ttfp: deque[float] = deque(maxlen=TTFP_WINDOW)
-        self._recent_seconds = 1.0
+        self._recent = Recent()
         self._draining = False
         self.administration = Administration(self._replicas.power, self._admit)
         self._idle = asyncio.Event()
@@ -183,7 +183,7 @@ class Orchestrator:
         """
         if self._draining:
             raise StageUnavailable("the entry is shutting down; ask again")
-        overloaded = self._queue.refusal(call.tenant, self._recent_seconds)
+        overloaded = self._queue.refusal(call.tenant, self._recent.seconds)
         if overloaded is not None:
             raise overloaded
         now = self._clock()
@@ -196,10 +196,11 @@ class Orchestrator:
             start=call.start_stage,
             tenant=call.tenant,
         )
+        spec = replace(spec, label=call.label, trace_parent=call.trace_parent)
         text = text_input_of(call.inputs)
         if spec.text_edge and text is None:
             raise InvalidRequest(f"input: stage {spec.start} takes plain text, not messages; send text")
-        if displaced := self._queue.to_displace(call.tenant, self._recent_seconds):
+        if displaced := self._queue.to_displace(call.tenant, self._recent.seconds):
             self.dispatch(displaced[0], Rejected(displaced[1]))
         seconds = min(call.deadline_seconds, self._rules.max_seconds)
         handle = RequestHandle(request, now, _cancel=self._cancel, _append=self._append)
@@ -222,6 +223,8 @@ class Orchestrator:
         request = RequestId(uuid.uuid4().hex)
         state = next_attempt(lost.state, request, error)
         self._observer.request_replayed(lost.state, error.code)
+        if self._tracer is not None:
+            self._tracer.request_ended(lost.state, "replayed", error.code, now)
         self._queue.leave(lost.state.spec.request)
         self._attempts[lost.handle.request] = request
         self._enqueue(_Active(lost.call, state, lost.handle, lost.text, queued_since=now))
@@ -267,13 +270,7 @@ class Orchestrator:
             draining=self._draining,
             paused=self.administration.paused,
         )
-        return observe_status(self.plan, self._roster.pools, counts, self._ttfp_p95_ms(), self._clock())
-
-    def _ttfp_p95_ms(self) -> float | None:
-        if not self._ttfp:
-            return None
-        ordered = sorted(self._ttfp)
-        return round(1e3 * ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], 1)
+        return observe_status(self.plan, self._roster.pools, counts, self._recent.ttfp_p95_ms(), self._clock())
 
     # --- the state machine and its actions
 
@@ -332,8 +329,10 @@ class Orchestrator:
         self._attempts.pop(active.handle.request, None)
         seconds = now - state.queued_at
         if outcome == "success":
-            self._recent_seconds += 0.2 * (seconds - self._recent_seconds)
+            self._recent.took(seconds)
         self._observer.request_ended(state, outcome, reason, now)
+        if self._tracer is not None:
+            self._tracer.request_ended(state, outcome, reason, now)
         fields = {"request": active.handle.request, "client_request": active.call.label, "seconds": round(seconds, 3)}
         if isinstance(terminal, Fail):
             log.warning("request.failed", code=terminal.error.code, error=str(terminal.error), **fields)
@@ -344,7 +343,7 @@ class Orchestrator:
     def _note_audio(self, active: _Active, stage: StageName, piece: AudioPiece, now: float) -> None:
         if not active.first_audio and piece.pcm:  # TTFP is the first chunk, never the last (T32)
             active.first_audio = True
-            self._ttfp.append(now - active.state.queued_at)
+            self._recent.first_packet(now - active.state.queued_at)
         self._observer.audio_piece(active.state, stage, piece, now)
 
     def _after(self, active: _Active, seconds: float, event: Event) -> asyncio.TimerHandle:

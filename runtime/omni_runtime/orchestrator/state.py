@@ -52,7 +52,8 @@ class RequestSpec:
     final: the stages whose end completes the request (modality-set completion, not "the last stage").
     start: the stage that takes the client's input.
     text_edge: the text_segments edge that plain text of the client takes the place of; "" if the start stage has none.
-    tenant: whose request it is; "" = nobody's in particular.
+    tenant: whose request it is; "" = nobody's in particular. label: the client's name for it, for logs and traces.
+    trace_parent: the client's own span, as W3C traceparent.
     """
 
     request: RequestId
@@ -63,6 +64,8 @@ class RequestSpec:
     start: StageName
     text_edge: str = ""
     tenant: str = ""
+    label: str = ""
+    trace_parent: str = ""
 
 
 def build_request_spec(
