@@ -40,8 +40,10 @@ def check_voice(voice: str | None, context: ServingContext, field: str) -> str |
 
     The talker checks it again: the entry's knowledge is as old as the last registration.
     """
+    if voice is None:
+        return None
     known = context.voices()
-    if voice is None or not known or voice.lower() in {k.lower() for k in (*known, *VOICE_ALIASES)}:
+    if not known or voice.lower() in {k.lower() for k in (*known, *VOICE_ALIASES)}:
         return voice
     raise InvalidRequest(str(FieldError(field, voice, "there is no such voice", f"use {', '.join(known)}")))
 
@@ -92,6 +94,7 @@ def build_call(
         label=connection.state.request_id,
         tenant=_name_in(connection, entry.tenant_header),
         session=_name_in(connection, SESSION_HEADER) or asked.user or "",
+        trace_parent=_trace_parent(connection),
         **more,
     )
 
@@ -105,5 +108,12 @@ def _name_in(connection: HTTPConnection, header: str) -> str:
     return value
 
 
+def _trace_parent(connection: HTTPConnection) -> str:
+    """W3C trace context; whatever is not one is ignored, as the standard wants it."""
+    value = connection.headers.get("traceparent", "")
+    return value if _TRACE_PARENT.fullmatch(value) else ""
+
+
 SESSION_HEADER = "x-omni-session"
+_TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")

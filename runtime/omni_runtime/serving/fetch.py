@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -81,12 +82,15 @@ def is_public(address: str) -> bool:
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
+_HOST = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+
+
 def check_domains(names: Iterable[str]) -> frozenset[str]:
     """Host names as the operator gives them, lower case. Raises ValueError for anything that is not one."""
     domains = set()
     for name in names:
         host = name.strip().rstrip(".").lower()
-        if not host or host != urlsplit(f"//{host}").hostname or host.startswith("*"):
+        if not _HOST.fullmatch(host):
             raise ValueError(
                 f"{name!r} is not a host name; give a name such as media.example.com, without scheme or port"
             )
