@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from omni_crds.v1alpha1.pipeline import OmniPipeline
 from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_crds.v1alpha1.tenant import OmniTenant
 from omni_operator.kinds import NODE, PIPELINE, POD, PROFILE, QUOTA, STAGE, TENANT
-from omni_operator.placement.types import ClusterView
+from omni_operator.placement import Catalogue, ClusterView, Verdict, check_placement, stage_paths
 from omni_runtime.deploy.plan import ResolvedPlan
 from omni_runtime.deploy.resolve import DEFAULT_PROFILE, resolve
 from omni_runtime.errors import FieldError, InvalidPipeline
@@ -20,6 +21,14 @@ from omni_webhooks.ledger import Ledger, PoolKey, StageCount, devices_in_use
 PROFILES, TENANTS, PIPELINES, STAGES = PROFILE.plural, TENANT.plural, PIPELINE.plural, STAGE.plural
 NODES, QUOTAS, PODS = NODE.plural, QUOTA.plural, POD.plural
 RESOURCES = (PROFILES, TENANTS, PIPELINES, STAGES, NODES, QUOTAS, PODS)
+
+
+class PlacementPolicy(StrEnum):
+    """What becomes of a pipeline for which the nodes have no room."""
+
+    REFUSE = "Refuse"
+    WARN = "Warn"
+    IGNORE = "Ignore"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,9 @@ class Context:
     stages: Mapping[Key, StageCount] = field(default_factory=dict)
     counts: Mapping[PoolKey, int] = field(default_factory=dict)  # replicas that the OmniStages ask for
     ledger: Ledger = field(default_factory=Ledger)
-    cluster: Callable[[Key], ClusterView] = lambda _pipeline: ClusterView()
+    cluster: Callable[[Key], ClusterView] = lambda _pipeline: ClusterView()  # for one pipeline, without its own pods
+    catalogue: Catalogue = field(default_factory=lambda: Catalogue({}))
+    placement: PlacementPolicy = PlacementPolicy.REFUSE
     ages: Mapping[str, float | None] = field(default_factory=lambda: dict.fromkeys(RESOURCES, 0.0))
     _resolved: dict[int, tuple[OmniPipeline, Resolved]] = field(default_factory=dict)
 
@@ -52,6 +63,33 @@ class Context:
             # The object is kept beside the answer: its id cannot be given to another one meanwhile.
             found = self._resolved[id(pipeline)] = (pipeline, resolve_with(pipeline, self.profiles))
         return found[1]
+
+    def fits_devices(self, pipeline: OmniPipeline) -> Verdict | None:
+        """Whether each stage fits the devices that it asks for, whatever nodes there are; None without a plan."""
+        return self._check(pipeline, ClusterView())
+
+    def fits_cluster(self, pipeline: OmniPipeline, key: Key) -> Verdict | None:
+        """Whether the nodes have room for all of it now. Counts that somebody scaled are those that will run."""
+        return self._check(pipeline, self.cluster(key), self._scaled(pipeline, key))
+
+    def _check(
+        self, pipeline: OmniPipeline, cluster: ClusterView, replicas: Mapping[str, int] | None = None
+    ) -> Verdict | None:
+        plan = self.resolve(pipeline).plan
+        if plan is None:
+            return None
+        paths = stage_paths(pipeline.spec)
+        return check_placement(plan, cluster, catalogue=self.catalogue, replicas=replicas, paths=paths)
+
+    def _scaled(self, pipeline: OmniPipeline, key: Key) -> dict[str, int]:
+        """Pod group -> replicas of its OmniStage, where the pipeline does not fix them."""
+        plan = self.resolve(pipeline).plan
+        leaders = plan.pod_groups() if plan else {}
+        return {
+            leader: self.counts[(*key, leader)]
+            for leader in leaders
+            if plan and plan.replicas[leader].requested is None and (*key, leader) in self.counts
+        }
 
     def tenant_of(self, namespace: str) -> OmniTenant | None:
         """The tenant of a namespace; the first by name where two claim it, which only old objects can."""

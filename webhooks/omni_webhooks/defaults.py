@@ -56,7 +56,8 @@ def _profile(write: _Write, context: Context) -> Patch:
     A default that an update left alone while its class went is moved to the first class, else the CRD would refuse a
     change of the classes for the sake of a field that the user never wrote. One that the update sets is the user's.
     """
-    classes = [c.get("name") for c in write.spec.get("deviceClasses") or () if isinstance(c, dict)]
+    listed = write.spec.get("deviceClasses")  # the schema is checked later: it may be anything
+    classes = [c.get("name") for c in listed if isinstance(c, dict)] if isinstance(listed, list) else []
     current = write.spec.get("defaultDeviceClass")
     if not classes or not isinstance(classes[0], str) or current in classes:
         return []

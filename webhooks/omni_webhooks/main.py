@@ -22,11 +22,12 @@ from omni_webhooks import logs, metrics, rbac
 from omni_webhooks.cache import measure
 from omni_webhooks.certs.rotation import MUTATING, VALIDATING, Mounted, SelfManaged, Served
 from omni_webhooks.certs.state import Timing
+from omni_webhooks.context import PlacementPolicy
 from omni_webhooks.decision import STALE_SECONDS
 from omni_webhooks.rules import RULES
 from omni_webhooks.rules.rule import AnyRule
 from omni_webhooks.server import AdmissionServer, select_rules, serve_tls
-from omni_webhooks.site import Site
+from omni_webhooks.site import PlacementOptions, Site
 
 LAST_REVIEW_SECONDS = 6.0  # the API server gives up on a call after 5
 
@@ -45,6 +46,7 @@ class Options:
     poll_seconds: float
     stale_seconds: float
     drain_seconds: float
+    placement: PlacementOptions
     rules: tuple[AnyRule, ...]
     log_level: str
 
@@ -73,6 +75,14 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         "--stale-seconds", type=float, default=STALE_SECONDS, help="age at which a copy decides nothing"
     )
     parser.add_argument("--drain-seconds", type=float, default=8.0, help="from SIGTERM until endpoints have changed")
+    parser.add_argument(
+        "--placement", type=PlacementPolicy, choices=list(PlacementPolicy), default=PlacementPolicy.REFUSE,
+        help="what becomes of a pipeline for which the nodes have no room",
+    )  # fmt: skip
+    parser.add_argument(
+        "--nodes-may-be-added", action="store_true", help="an autoscaler brings nodes like those there are"
+    )
+    parser.add_argument("--domain-label", help="node label of the domain in which hot edges should stay")
     parser.add_argument("--disable-rule", action="append", default=[], help="name of a rule that is not asked")
     parser.add_argument("--log-level", default=os.environ.get("OMNI_LOG_LEVEL", "INFO"))
     given = parser.parse_args(arguments)
@@ -93,6 +103,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         poll_seconds=given.poll_seconds,
         stale_seconds=given.stale_seconds,
         drain_seconds=given.drain_seconds,
+        placement=PlacementOptions(given.placement, given.nodes_may_be_added, given.domain_label),
         rules=rules,
         log_level=given.log_level,
     )
@@ -104,7 +115,7 @@ async def run_webhooks(options: Options) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     kube = Kube(load_credentials, rbac.require)
-    site, served = Site(kube), Served()
+    site, served = Site(kube, options.placement), Served()
     certificates = _certificates(options, kube, served)
     admission = AdmissionServer(site, options.rules, options.stale_seconds)
 

@@ -25,11 +25,16 @@ def new_violations(
     list is the same one.
     """
     now, before = list(now), list(before)
-    known = {(rule, stable_path(e.path, old), e.value) for rule, e in before}
+    known = {(rule, stable_path(e.path, old), _what(e)) for rule, e in before}
     fields = {(rule, stable_path(e.path, old)) for rule, e in before}
-    brought = [(rule, e) for rule, e in now if (rule, stable_path(e.path, new), e.value) not in known]
+    brought = [(rule, e) for rule, e in now if (rule, stable_path(e.path, new), _what(e)) not in known]
     better = len(now) < len(before) and all((rule, stable_path(e.path, new)) in fields for rule, e in now)
     return [] if better else brought
+
+
+def _what(error: FieldError) -> str:
+    """What is wrong with the field. Where no single value is, the problem tells one violation from a larger one."""
+    return error.value or error.problem
 
 
 def stable_path(path: str, body: Mapping[str, Any]) -> str:

@@ -13,7 +13,8 @@ SECRET_NAME, CONFIGURATION_NAME = "$SECRET", "$CONFIGURATION"
 
 FOLLOW = ("list", "watch")
 
-RULES: tuple[Rule, ...] = (
+# What the rules look at.
+CACHE_RULES: tuple[Rule, ...] = (
     Rule(GROUP, "omnipipelines", FOLLOW, "what runs already: names, budgets, who uses a profile"),
     Rule(GROUP, "omnistages", READ, "replica counts as they were scaled; one that was made just now is asked for"),
     Rule(GROUP, "omniruntimeprofiles", FOLLOW, "images, device classes and connectors that a plan is resolved with"),
@@ -21,6 +22,10 @@ RULES: tuple[Rule, ...] = (
     Rule("", "nodes", FOLLOW, "devices, labels and taints that placement is checked against"),
     Rule("", "pods", FOLLOW, "what of the nodes is in use"),
     Rule("", "resourcequotas", FOLLOW, "what the namespace of a pipeline may use"),
+)
+
+# Its own certificates; not granted where somebody else makes them.
+CERTIFICATE_RULES: tuple[Rule, ...] = (
     Rule(
         "admissionregistration.k8s.io",
         "validatingwebhookconfigurations",
@@ -45,5 +50,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("", "secrets", ("create",), "make it when it is missing", lease_namespace_only=True),
 )
+
+RULES = (*CACHE_RULES, *CERTIFICATE_RULES)
 
 require = allow(RULES, "omni_webhooks.rbac.RULES")

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from omni_crds.v1alpha1.pipeline import OmniPipeline
 from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_crds.v1alpha1.tenant import OmniTenant
 from omni_operator.errors import KubeError, NotFound
-from omni_operator.kinds import PIPELINE, PROFILE, STAGE, TENANT, JsonObject
+from omni_operator.kinds import NODE, PIPELINE, POD, PROFILE, QUOTA, STAGE, TENANT, JsonObject
 from omni_operator.kube import Kube
+from omni_operator.placement import Catalogue, ClusterView
+from omni_operator.placement.views import node_view, quota_view
 from omni_webhooks import logs
 from omni_webhooks.cache import Key, Mirror
-from omni_webhooks.context import PROFILES, TENANTS, Context
+from omni_webhooks.context import PROFILES, TENANTS, Context, PlacementPolicy
 from omni_webhooks.ledger import Ledger, PoolKey, StageCount
+from omni_webhooks.nodes import Nodes, read_pod
 
 CONFIRM_SECONDS = 1.5
 
@@ -33,16 +37,36 @@ def read_stage(body: JsonObject) -> StageCount:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class PlacementOptions:
+    """nodes_may_be_added: an autoscaler brings nodes. domain_label: node label of the domain for hot edges."""
+
+    policy: PlacementPolicy = PlacementPolicy.REFUSE
+    nodes_may_be_added: bool = False
+    domain_label: str | None = None
+
+
 class Site:
     """Mirrors, and `context()`: what the rules see of them now. Nothing is copied; a review is decided in one go."""
 
-    def __init__(self, kube: Kube, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        placement: PlacementOptions = PlacementOptions(),
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._kube = kube
+        self._placement = placement
         self._monotonic = monotonic
         self.profiles = Mirror(PROFILE, OmniRuntimeProfile.model_validate, changed=self._profile_changed)
         self.tenants = Mirror(TENANT, OmniTenant.model_validate)
         self.pipelines = Mirror(PIPELINE, OmniPipeline.model_validate, changed=self._pipeline_changed)
         self.stages = Mirror(STAGE, read_stage, changed=self._stage_changed)
+        self.nodes = Nodes()
+        self.node_list = Mirror(NODE, node_view, changed=self.nodes.node_changed)
+        self.pods = Mirror(POD, read_pod, changed=self.nodes.pod_changed)
+        self.quotas = Mirror(QUOTA, quota_view)
+        self._catalogue: tuple[dict[str, OmniRuntimeProfile], Catalogue] = ({}, Catalogue({}))
         self.ledger = Ledger()
         self._counts: dict[PoolKey, int] = {}
         self._counted: dict[Key, PoolKey] = {}
@@ -53,7 +77,10 @@ class Site:
 
     @property
     def mirrors(self) -> tuple[Mirror[Any], ...]:
-        return (self.profiles, self.tenants, self.pipelines, self.stages)
+        own = (self.profiles, self.tenants, self.pipelines, self.stages)
+        if self._placement.policy is PlacementPolicy.IGNORE:
+            return own  # nobody asks about nodes
+        return (*own, self.node_list, self.quotas, self.pods)
 
     async def run(self) -> None:
         """Follow everything for ever. Profiles come first: what pipelines ask for is worked out with them."""
@@ -120,7 +147,9 @@ class Site:
     def _context(
         self, profiles: dict[str, OmniRuntimeProfile], tenants: dict[str, OmniTenant], *, confirmed: bool
     ) -> Context:
-        ages = {mirror.kind.plural: mirror.age for mirror in self.mirrors}
+        ages: dict[str, float | None] = {mirror.kind.plural: mirror.age for mirror in self.mirrors}
+        for mirror in (self.node_list, self.quotas, self.pods):
+            ages.setdefault(mirror.kind.plural, 0.0)  # not followed, since no rule will look
         if confirmed:
             ages |= {PROFILES: 0.0, TENANTS: 0.0}
         return Context(
@@ -130,8 +159,28 @@ class Site:
             stages=self.stages.items,
             counts=self._counts,
             ledger=self.ledger,
+            cluster=self._cluster,
+            catalogue=self._catalogue_of(profiles),
+            placement=self._placement.policy,
             ages=ages,
         )
+
+    def _cluster(self, pipeline: Key) -> ClusterView:
+        """Without the tenant: budgets have a rule of their own, which needs no nodes."""
+        quotas = [quota for (namespace, _), quota in self.quotas.items.items() if namespace == pipeline[0]]
+        return self.nodes.view(
+            pipeline,
+            quotas,
+            nodes_may_be_added=self._placement.nodes_may_be_added,
+            domain_label=self._placement.domain_label,
+            age_seconds=max(self.node_list.age or 0.0, self.pods.age or 0.0),
+        )
+
+    def _catalogue_of(self, profiles: dict[str, OmniRuntimeProfile]) -> Catalogue:
+        """Profiles change rarely, and every change makes another dictionary."""
+        if self._catalogue[0] is not profiles:
+            self._catalogue = (profiles, Catalogue.of(profiles))
+        return self._catalogue[1]
 
     def _profile_changed(self, key: Key, profile: OmniRuntimeProfile | None) -> None:
         # A new dictionary: contexts that are in use keep theirs.

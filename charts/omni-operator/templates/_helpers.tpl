@@ -3,6 +3,30 @@
 {{- if contains "omni-operator" .Release.Name -}}{{ .Release.Name }}{{- else -}}{{ printf "%s-omni-operator" .Release.Name | trunc 63 | trimSuffix "-" }}{{- end -}}
 {{- end -}}
 
+{{/* Name of every object of the admission webhooks, and of the Secret with their certificates. */}}
+{{- define "omni-operator.webhooks" -}}
+{{ include "omni-operator.name" . | trunc 40 | trimSuffix "-" }}-webhooks
+{{- end -}}
+
+{{- define "omni-operator.webhooksSecret" -}}
+{{- if eq .Values.webhooks.certificates.mode "Provided" -}}
+{{- required "webhooks.certificates.secretName is needed with mode Provided" .Values.webhooks.certificates.secretName -}}
+{{- else -}}
+{{ include "omni-operator.webhooks" . }}-tls
+{{- end -}}
+{{- end -}}
+
+{{/* Not the operator's: its Service and its Deployment must not take these pods for theirs, nor the other way round. */}}
+{{- define "omni-operator.webhooksSelectorLabels" -}}
+app.kubernetes.io/name: omni-webhooks
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "omni-operator.webhooksLabels" -}}
+{{ include "omni-operator.webhooksSelectorLabels" . }}
+{{ include "omni-operator.commonLabels" . }}
+{{- end -}}
+
 {{/* Labels that never change: selectors hold these and nothing else (T1). */}}
 {{- define "omni-operator.selectorLabels" -}}
 app.kubernetes.io/name: omni-operator
@@ -11,6 +35,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "omni-operator.labels" -}}
 {{ include "omni-operator.selectorLabels" . }}
+{{ include "omni-operator.commonLabels" . }}
+{{- end -}}
+
+{{- define "omni-operator.commonLabels" -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: omni-operator

@@ -73,6 +73,9 @@ def test_install_upgrade_uninstall(fresh: Path, run_helm: Helm) -> None:
         "metadata": {"name": "kept", "namespace": "default"},
         "spec": {"model": {"uri": "packaged://smol-omni"}, "topology": "smol_omni"},
     }
+    with pytest.raises(Refused, match="failed calling webhook"):  # no pod runs here: nobody can judge it
+        kube.create(pipeline)
+    run_helm("upgrade", "omni-operator", str(CHART), "--no-hooks", "--set", "webhooks.enabled=false")
     kube.create(pipeline)
     run_helm("uninstall", "omni-operator", "--no-hooks")
     assert kube.get(pipeline)["metadata"]["name"] == "kept", "uninstalling the operator deletes nobody's pipelines"

@@ -11,6 +11,8 @@ from omni_crds.crd import build_crds
 from omni_crds.version import SCHEMA_VERSION, SCHEMA_VERSION_ANNOTATION
 from omni_operator.install_crds import KubernetesCrds, install
 from omni_operator.rbac import RULES
+from omni_webhooks.rbac import CONFIGURATION_NAME, SECRET_NAME
+from omni_webhooks.rbac import RULES as WEBHOOK_RULES
 from tests.apiserver.kube import Kube, Object
 from tests.unit.chart.render import is_hook, rendered
 
@@ -19,6 +21,8 @@ pytestmark = pytest.mark.timeout(400)  # starts a control plane, and asks it hun
 NAMESPACE = "omni-system"
 OPERATOR = f"system:serviceaccount:{NAMESPACE}:omni-operator"
 CRD_HOOK = f"system:serviceaccount:{NAMESPACE}:omni-operator-crds"
+WEBHOOKS = f"system:serviceaccount:{NAMESPACE}:omni-operator-webhooks"
+WEBHOOK_NAMES = {SECRET_NAME: "omni-operator-webhooks-tls", CONFIGURATION_NAME: "omni-operator-webhooks"}
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
 
 # (API group, resource with its subresource, verb, name of the object or "")
@@ -38,13 +42,20 @@ def system_namespace(kube: Kube) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def installed(kube: Kube, system_namespace: str) -> Iterator[dict[tuple[str, str], Object]]:
     """Every object of the chart but the CRDs, which are there already; hooks too, for the sake of validation."""
-    objects = [o for o in rendered() if o["kind"] != "CustomResourceDefinition"]
+    objects = [unheard(o) for o in rendered() if o["kind"] != "CustomResourceDefinition"]
     before = list(kube.warnings)
     stored = {(o["kind"], o["metadata"]["name"]): kube.apply(o, manager="helm") for o in objects}
     assert [w for w in kube.warnings if w not in before] == []
     yield stored
     for obj in objects:
         kube.delete(obj)
+
+
+def unheard(obj: Object) -> Object:
+    """No pod runs here, so nobody would answer for the webhooks, and every later write would be refused."""
+    if not obj["kind"].endswith("WebhookConfiguration"):
+        return obj
+    return {**obj, "webhooks": [{**w, "failurePolicy": "Ignore"} for w in obj["webhooks"]]}
 
 
 def may(kube: Kube, user: str, access: Access, namespace: str = "") -> bool:
@@ -63,12 +74,14 @@ def may(kube: Kube, user: str, access: Access, namespace: str = "") -> bool:
 def test_everything_is_accepted_strictly_and_without_a_warning(installed: dict[tuple[str, str], Object]) -> None:
     kinds = {kind for kind, _ in installed}
     assert kinds >= {"Deployment", "ClusterRole", "Role", "OmniRuntimeProfile", "Job"}
+    assert kinds >= {"ValidatingWebhookConfiguration", "MutatingWebhookConfiguration", "PodDisruptionBudget"}
 
 
 def test_a_second_apply_changes_nothing(kube: Kube, installed: dict[tuple[str, str], Object]) -> None:
-    for obj in rendered():
+    controlled = ("Deployment", "Job", "PodDisruptionBudget")  # their controllers write status
+    for obj in map(unheard, rendered()):
         key = (obj["kind"], obj["metadata"]["name"])
-        if key in installed and obj["kind"] not in ("Deployment", "Job"):  # these have controllers that write status
+        if key in installed and obj["kind"] not in controlled:
             again = kube.apply(obj, manager="helm")
             assert again["metadata"]["resourceVersion"] == installed[key]["metadata"]["resourceVersion"], key
 
@@ -103,6 +116,25 @@ def test_the_operator_may_do_nothing_else(kube: Kube, installed: dict[tuple[str,
         if may(kube, OPERATOR, (group, resource, verb, ""), "tenant")
     }
     assert allowed == used
+
+
+def test_the_webhooks_may_do_what_their_code_does_and_nothing_else(
+    kube: Kube, installed: dict[tuple[str, str], Object]
+) -> None:
+    for rule in WEBHOOK_RULES:
+        for verb in rule.verbs:
+            for name in [WEBHOOK_NAMES[n] for n in rule.resource_names] or [""]:
+                namespace = NAMESPACE if rule.lease_namespace_only else "tenant"
+                assert may(kube, WEBHOOKS, (rule.group, rule.resource, verb, name), namespace), (rule, verb)
+    allowed = {
+        (group, resource, verb)
+        for group, resource in every_resource(kube)
+        for verb in VERBS
+        if may(kube, WEBHOOKS, (group, resource, verb, ""), "tenant")
+    }
+    everywhere = [r for r in WEBHOOK_RULES if not r.lease_namespace_only and not r.resource_names]
+    assert allowed == {(r.group, r.resource, v) for r in everywhere for v in r.verbs}
+    assert not may(kube, WEBHOOKS, ("", "secrets", "get", "speaker-curve"), NAMESPACE)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,19 @@ VARIANTS = [
     ("--set", "crds.upgradeJob=false", "--set", "profiles.cuda.enabled=false"),
     ("--set", "operator.podLabels.team=voice", "--set", "operator.priorityClassName=high"),
     ("--api-versions", "monitoring.coreos.com/v1/PodMonitor"),
-]
+    ("--set", "webhooks.enabled=false"),
+    ("--set", "webhooks.certificates.mode=CertManager", "--set", "webhooks.disabledRules={NameConflict}"),
+    (
+        "--set", "webhooks.certificates.mode=Provided", "--set", "webhooks.certificates.secretName=mine",
+        "--set", "webhooks.certificates.caBundle=QQ==",
+    ),
+]  # fmt: skip
+OPERATOR, WEBHOOKS = "omni-operator", "omni-operator-webhooks"
+
+
+def named(kind: str, name: str, *options: str) -> Object:
+    (found,) = [o for o in of_kind(rendered(*options), kind) if o["metadata"]["name"] == name]
+    return found
 
 
 def test_generated_files_are_fresh(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +79,7 @@ def test_any_release_name_gives_valid_and_distinct_names(release: str) -> None:
 
 def test_namespaced_objects_are_in_the_release_namespace() -> None:
     cluster_wide = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "OmniRuntimeProfile"}
+    cluster_wide |= {"ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"}
     for obj in rendered():
         expected = None if obj["kind"] in cluster_wide else "omni-system"
         assert obj["metadata"].get("namespace") == expected, obj["kind"]
@@ -74,8 +87,7 @@ def test_namespaced_objects_are_in_the_release_namespace() -> None:
 
 class TestOperatorPod:
     def deployment(self) -> Object:
-        (found,) = of_kind(rendered(), "Deployment")
-        return found
+        return named("Deployment", OPERATOR)
 
     def test_never_two_operators_at_once(self) -> None:
         spec = self.deployment()["spec"]
@@ -88,9 +100,14 @@ class TestOperatorPod:
         assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
 
     def test_no_other_pod_has_the_labels_of_its_service(self) -> None:
-        (service,) = of_kind(rendered(), "Service")
-        (job,) = of_kind(rendered(), "Job", hooks=True)
-        assert not service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
+        pods = {
+            o["metadata"]["name"]: o["spec"]["template"]["metadata"]["labels"]
+            for o in rendered()
+            if o["kind"] in ("Deployment", "Job")
+        }
+        for service, own in ((f"{OPERATOR}-metrics", OPERATOR), (WEBHOOKS, WEBHOOKS)):
+            selector = named("Service", service)["spec"]["selector"]
+            assert [name for name, labels in pods.items() if selector.items() <= labels.items()] == [own], service
 
     def test_probes_and_ports_agree(self) -> None:
         (container,) = self.deployment()["spec"]["template"]["spec"]["containers"]
@@ -98,7 +115,7 @@ class TestOperatorPod:
         paths = {container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")}
         assert paths == {"/livez", "/readyz"}
         assert {container[f"{kind}Probe"]["httpGet"]["port"] for kind in ("startup", "liveness", "readiness")} <= ports
-        (service,) = of_kind(rendered(), "Service")
+        service = named("Service", f"{OPERATOR}-metrics")
         assert {p["targetPort"] for p in service["spec"]["ports"]} <= ports
 
     def test_its_options_are_options_of_the_program(self) -> None:
@@ -113,8 +130,7 @@ class TestOperatorPod:
             "--set",
             "operator.resyncSeconds=60",
         )
-        (deployment,) = of_kind(rendered(*options), "Deployment")
-        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        (container,) = named("Deployment", OPERATOR, *options)["spec"]["template"]["spec"]["containers"]
         read = parse_options(container["args"])
         assert read.controller.namespaces == ("x", "y")
         assert read.controller.workers == 3
@@ -122,9 +138,9 @@ class TestOperatorPod:
         assert [p["containerPort"] for p in container["ports"]] == [read.http_port]
 
 
-@pytest.mark.parametrize("kind", ["Deployment", "Job"])
-def test_pods_meet_the_restricted_standard(kind: str) -> None:
-    (workload,) = of_kind(rendered(), kind, hooks=True)
+@pytest.mark.parametrize("name", [OPERATOR, WEBHOOKS, "omni-operator-crds"])
+def test_pods_meet_the_restricted_standard(name: str) -> None:
+    (workload,) = [o for o in rendered() if o["kind"] in ("Deployment", "Job") and o["metadata"]["name"] == name]
     spec = workload["spec"]["template"]["spec"]
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["runAsUser"] > 0
@@ -145,6 +161,7 @@ class TestPermissions:
             (kind, group, resource, verb, tuple(rule.get("resourceNames", ())))
             for kind in ("ClusterRole", "Role")
             for role in of_kind(rendered(), kind)
+            if not role["metadata"]["name"].startswith(WEBHOOKS)
             for rule in role["rules"]
             for group in rule["apiGroups"]
             for resource in rule["resources"]
@@ -161,14 +178,19 @@ class TestPermissions:
         for role in [*of_kind(rendered(), "ClusterRole", hooks=True), *of_kind(rendered(), "Role")]:
             for rule in role["rules"]:
                 assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]], role["metadata"]["name"]
-                if "secrets" in rule["resources"]:
+                if "secrets" in rule["resources"] and role["metadata"]["name"] == WEBHOOKS:
+                    assert role["kind"] == "Role", "its own namespace only"
+                    assert rule["verbs"] == ["create"] or rule["resourceNames"] == [f"{WEBHOOKS}-tls"]
+                elif "secrets" in rule["resources"]:
                     assert rule["verbs"] == ["create"], "keys are made once and never read back (T62)"
 
     def test_bindings_name_the_service_account_of_the_pod(self) -> None:
-        (deployment,) = of_kind(rendered(), "Deployment")
-        account = deployment["spec"]["template"]["spec"]["serviceAccountName"]
-        for kind in ("ClusterRoleBinding", "RoleBinding"):
-            (binding,) = of_kind(rendered(), kind)
+        for name in (OPERATOR, WEBHOOKS):
+            account = named("Deployment", name)["spec"]["template"]["spec"]["serviceAccountName"]
+            assert account == name
+            assert named("ServiceAccount", account)
+        for binding in [*of_kind(rendered(), "ClusterRoleBinding"), *of_kind(rendered(), "RoleBinding")]:
+            account = WEBHOOKS if binding["metadata"]["name"].startswith(WEBHOOKS) else OPERATOR
             assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "omni-system"}]
 
     def test_only_the_upgrade_hook_may_write_crds_and_only_ours(self) -> None:
@@ -251,8 +273,8 @@ class TestProfiles:
     ],
 )  # fmt: skip
 def test_image_references(options: tuple[str, ...], image: str) -> None:
-    (deployment,) = of_kind(rendered(*options), "Deployment")
-    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == image
+    for deployment in of_kind(rendered(*options), "Deployment"):
+        assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == image
 
 
 @pytest.mark.parametrize(
@@ -284,8 +306,8 @@ def test_the_images_of_a_checkout_are_values_of_the_chart(tmp_path: Path) -> Non
     (tmp_path / "values.yaml").write_text(printed.output)
     objects = rendered("--values", str(tmp_path / "values.yaml"))
     images = json.loads(printed.output)["images"]
-    (deployment,) = of_kind(objects, "Deployment")
-    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == images["operator"]
+    for deployment in of_kind(objects, "Deployment"):
+        assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == images["operator"]
     cpu = next(p for p in of_kind(objects, "OmniRuntimeProfile") if p["metadata"]["name"] == "cpu")
     assert cpu["spec"]["images"] == {"runtime": images["cpu"], "pullPolicy": "IfNotPresent"}
 
@@ -295,13 +317,18 @@ def test_every_value_has_a_schema_and_every_schema_a_value() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
     assert set(values) == set(schema) - {"global"}
     assert set(values["operator"]) == set(schema["operator"]["properties"])
+    assert set(values["webhooks"]) == set(schema["webhooks"]["properties"])
+    certificates = schema["webhooks"]["properties"]["certificates"]["properties"]
+    assert set(values["webhooks"]["certificates"]) == set(certificates)
     assert set(values["metrics"]["podMonitor"]) == set(schema["metrics"]["properties"]["podMonitor"]["properties"])
 
 
 def test_pod_monitor_only_where_its_kind_exists() -> None:
     assert not of_kind(rendered(), "PodMonitor")
-    (monitor,) = of_kind(rendered("--api-versions", "monitoring.coreos.com/v1/PodMonitor"), "PodMonitor")
-    assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "http", "interval": "30s"}]
+    monitors = of_kind(rendered("--api-versions", "monitoring.coreos.com/v1/PodMonitor"), "PodMonitor")
+    assert [m["metadata"]["name"] for m in monitors] == [OPERATOR, WEBHOOKS]
+    for monitor in monitors:
+        assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "http", "interval": "30s"}]
 
 
 def _label_maps(value: Any) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,8 @@ from omni_webhooks.rules import (
     device_requested,
     device_vendor,
     drops_support,
+    fits_cluster,
+    fits_devices,
     floating_image,
     follower_scaled,
     full_device,
@@ -45,6 +47,8 @@ RULES: tuple[AnyRule, ...] = (
     privileged_scheduling.RULE,
     child_names.RULE,
     tenant_budget.RULE,
+    fits_devices.RULE,
+    fits_cluster.RULE,
     # OmniPipeline: what is legal but unwise
     profile_exists.RULE,
     unpinned_model.RULE,

@@ -1,0 +1,126 @@
+"""Nodes, what their pods use of them, and quotas: kept up event by event, so that a review only looks. No I/O.
+
+Of a pod its requests are kept and nothing else; a cluster has many, and most are not ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from omni_operator.names import PIPELINE_LABEL, pipeline_label
+from omni_operator.placement import ClusterView, NodeView, QuotaView, pod_resources
+from omni_operator.placement.views import holds_resources
+from omni_webhooks.cache import Key
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PodUse:
+    """What a pod holds on its node. pipeline: the label of one of ours, else ""."""
+
+    node: str
+    namespace: str
+    pipeline: str
+    requests: Mapping[str, int]
+    limits: Mapping[str, int] | None  # only of our own pods: for quotas that count them already
+
+
+def read_pod(pod: Json) -> PodUse | None:
+    """None: holds nothing (ended, or not on a node)."""
+    node, metadata = (pod.get("spec") or {}).get("nodeName"), pod.get("metadata") or {}
+    if not node or not holds_resources(pod):
+        return None
+    pipeline = str((metadata.get("labels") or {}).get(PIPELINE_LABEL) or "")
+    limits = pod_resources(pod["spec"], "limits") if pipeline else None
+    namespace = str(metadata.get("namespace") or "")
+    return PodUse(str(node), namespace, pipeline, pod_resources(pod["spec"]), limits)
+
+
+class Nodes:
+    """The nodes with what is used of them."""
+
+    def __init__(self) -> None:
+        self._plain: dict[str, NodeView] = {}
+        self._loads: dict[str, dict[str, int]] = {}
+        self._pods: dict[Key, PodUse] = {}
+        self._ours: dict[tuple[str, str], set[Key]] = {}  # (namespace, pipeline label) -> its pods
+        self._loaded: dict[str, NodeView] = {}  # plain, with its load; rebuilt when either changes
+
+    # ------------------------------------------------------------------ events
+    def node_changed(self, key: Key, node: NodeView | None) -> None:
+        if node is None:
+            self._plain.pop(key[1], None)
+            self._loaded.pop(key[1], None)
+        else:
+            self._plain[key[1]] = node
+            self._refresh(key[1])
+
+    def pod_changed(self, key: Key, pod: PodUse | None) -> None:
+        former = self._pods.pop(key, None)
+        if former is not None:
+            self._add(former, -1)
+            if former.pipeline:
+                self._ours[(former.namespace, former.pipeline)].discard(key)
+        if pod is not None:
+            self._pods[key] = pod
+            self._add(pod, 1)
+            if pod.pipeline:
+                self._ours.setdefault((pod.namespace, pod.pipeline), set()).add(key)
+        for name in {p.node for p in (former, pod) if p is not None}:
+            self._refresh(name)
+
+    def _add(self, pod: PodUse, sign: int) -> None:
+        load = self._loads.setdefault(pod.node, {})
+        for name, amount in pod.requests.items():
+            load[name] = load.get(name, 0) + sign * amount
+
+    def _refresh(self, name: str) -> None:
+        plain = self._plain.get(name)
+        if plain is not None:
+            self._loaded[name] = replace(plain, used=dict(self._loads.get(name, {})))
+
+    # ------------------------------------------------------------------ questions
+    def view(
+        self,
+        pipeline: Key,
+        quotas: Iterable[QuotaView],
+        *,
+        nodes_may_be_added: bool,
+        domain_label: str | None,
+        age_seconds: float,
+    ) -> ClusterView:
+        """The cluster for one pipeline, without its own pods: an edit is not refused for the room that they take."""
+        own = [self._pods[key] for key in self._ours.get((pipeline[0], pipeline_label(pipeline[1])), ())]
+        nodes = {**self._loaded, **self._without(own)} if own else self._loaded
+        return ClusterView(
+            nodes=tuple(nodes.values()),
+            quotas=tuple(_without_own(q, own) for q in quotas),
+            nodes_may_be_added=nodes_may_be_added,
+            domain_label=domain_label,
+            age_seconds=age_seconds,
+        )
+
+    def _without(self, own: Iterable[PodUse]) -> dict[str, NodeView]:
+        found: dict[str, NodeView] = {}
+        for pod in own:
+            node = found.get(pod.node) or self._loaded.get(pod.node)
+            if node is not None:
+                left = {name: amount - pod.requests.get(name, 0) for name, amount in node.used.items()}
+                found[pod.node] = replace(node, used=left)
+        return found
+
+
+def _without_own(quota: QuotaView, own: Iterable[PodUse]) -> QuotaView:
+    """What a quota counts of the pipeline's own pods is free again for its next revision."""
+    used = dict(quota.used)
+    for pod in own:
+        for key in used:
+            if key.startswith("limits."):
+                mine = (pod.limits or {}).get(key.removeprefix("limits."), 0)
+            else:
+                mine = pod.requests.get("pods" if key == "count/pods" else key.removeprefix("requests."), 0)
+            used[key] = max(0, used[key] - mine)
+    return replace(quota, used=used)
