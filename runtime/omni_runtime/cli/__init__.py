@@ -28,7 +28,9 @@ class SubCommand:
 SUBCOMMANDS: tuple[SubCommand, ...] = (
     SubCommand("run", "omni_runtime.cli.run", "run", "Run a pipeline as local processes, without Kubernetes."),
     SubCommand("chat", "omni_runtime.cli.chat", "chat", "Ask a running pipeline; print the answer, save the speech."),
-    SubCommand("plan", "omni_runtime.cli.plan", "app", "Resolve a pipeline file and show the plan with its origins."),
+    SubCommand(
+        "plan", "omni_operator.cli.plan", "app", "Resolve a pipeline file: plan, memory, cost, and whether it fits."
+    ),
     SubCommand("models", "omni_runtime.cli.models", "app", "Packaged models: list them, prepare them once."),
     SubCommand("cluster", "omni_cluster.cli", "app", "A local Kubernetes cluster: up, down, status, kubeconfig, load."),
     SubCommand("image", "omni_image.cli", "app", "Build and load the images."),

@@ -1,52 +1,10 @@
-"""`omni plan`: what would run, and where each value comes from. Reads files only; no cluster is asked."""
+"""A resolved plan for a person. The command around it is omni_operator.cli.plan, which knows whether the plan fits."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Annotated
 
-import msgspec
-import typer
-
-from omni_runtime.deploy.load import LOCAL_PROFILE, load_pipeline, load_profiles, local_profiles
-from omni_runtime.deploy.plan import EdgePlan, ReplicaBounds, ResolvedPlan, StagePlan, canonical_json
-from omni_runtime.deploy.resolve import resolve
-from omni_runtime.errors import InvalidPipeline
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-@app.command()
-def plan(
-    file: Annotated[Path, typer.Option("--file", "-f", help="YAML file with an OmniPipeline.")],
-    profiles: Annotated[
-        Path | None,
-        typer.Option("--profiles", help="YAML file with OmniRuntimeProfiles. Without it: this machine's CPU."),
-    ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Which OmniPipeline, if the file has several.")] = None,
-    local: Annotated[bool, typer.Option("--local", help="Plan for `omni run` instead of Kubernetes.")] = False,
-    origins: Annotated[bool, typer.Option("--origins", help="List where each value comes from.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON, as pods read it.")] = False,
-) -> None:
-    """Resolve a pipeline file and show the plan; exit code 1 with one error a line if it cannot be resolved."""
-    try:
-        known = load_profiles(profiles) if profiles else local_profiles()
-        resolved = resolve(
-            load_pipeline(file, name),
-            known,
-            target="local" if local else "kubernetes",
-            default_profile=None if profiles else LOCAL_PROFILE,
-        )
-    except InvalidPipeline as invalid:
-        for error in invalid.errors:
-            print(error, file=sys.stderr)
-        raise typer.Exit(1) from invalid
-    if as_json:
-        print(msgspec.json.format(canonical_json(resolved), indent=2).decode())
-    else:
-        print("\n".join(render(resolved, origins=origins)))
+from omni_runtime.deploy.plan import EdgePlan, ReplicaBounds, ResolvedPlan, StagePlan
 
 
 def render(resolved: ResolvedPlan, *, origins: bool = False) -> Iterable[str]:
@@ -54,7 +12,7 @@ def render(resolved: ResolvedPlan, *, origins: bool = False) -> Iterable[str]:
     yield f"{resolved.pipeline}  topology {resolved.topology}  revision {resolved.revision}"
     yield f"model {resolved.model.uri}, served as {resolved.model.served_name}"
     yield ""
-    yield from _table(
+    yield from table(
         ("STAGE", "ENGINE", "PROFILE", "DEVICES", "PODS", "REPLICAS", "CPU", "MEMORY", "SHM", "NEEDED FOR"),
         [
             (
@@ -73,7 +31,7 @@ def render(resolved: ResolvedPlan, *, origins: bool = False) -> Iterable[str]:
         ],
     )
     yield ""
-    yield from _table(
+    yield from table(
         ("EDGE", "PAYLOAD", "CONNECTOR", "MODE", "CHUNK FRAMES (first / then / left context)"),
         [
             (
@@ -88,7 +46,7 @@ def render(resolved: ResolvedPlan, *, origins: bool = False) -> Iterable[str]:
     )
     if origins:
         yield ""
-        yield from _table(("VALUE", "FROM"), list(resolved.origins.items()))
+        yield from table(("VALUE", "FROM"), list(resolved.origins.items()))
 
 
 def _chunks(edge: EdgePlan) -> str:
@@ -112,7 +70,8 @@ def _replicas(bounds: ReplicaBounds) -> str:
     return str(bounds.minimum) if bounds.maximum is None else f"{bounds.minimum} to {bounds.maximum}"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[str]:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    """Columns as wide as their widest cell."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     for row in (header, *rows):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from omni_runtime.cli.plan import app
+from omni_operator.cli.plan import app
 from omni_runtime.deploy.plan import load_plan
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -28,7 +29,9 @@ def test_table() -> None:
 def test_json_is_the_plan() -> None:
     result = CliRunner().invoke(app, ["-f", str(EXAMPLES / "smol-omni.pipeline.yaml"), "--json", "--local"])
     assert result.exit_code == 0, result.output
-    plan = load_plan(result.output.encode())
+    answer = json.loads(result.output)
+    assert answer["placement"] is None, "processes of one machine are not placed"
+    plan = load_plan(json.dumps(answer["plan"]).encode())
     assert {e.connector for e in plan.edges} == {"SharedMemory"}
 
 
