@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Coroutine
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -10,11 +11,22 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`."""
+def settle() -> None:
+    """Call once when a process has loaded what it serves with: it lives as long as the process, so that the collector
+    need not walk it, libraries' hundreds of thousands of objects included, in the middle of an answer."""
+    gc.collect()
+    gc.freeze()
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
     if find_spec("uvloop") is None:
-        return asyncio.run(main)
+        return asyncio.new_event_loop()
     import uvloop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    return uvloop.new_event_loop()
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.run`."""
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(main)

@@ -134,6 +134,13 @@ class EntryMetrics:
         )
         self._refused = self._counter("omni:replicas_refused", "Hellos refused: revision, contract, stage.", stage)
         self._messages = self._counter("omni:control_messages", "Messages from stage replicas.", ["kind"])
+        # Children of series that every message or request touches: looking a label up costs more than counting.
+        self._by_kind: dict[str, Counter] = {}
+        self._queue_gauges = (
+            self._running.labels(self._model),
+            self._waiting.labels(self._model),
+            {name: self._stage_waiting.labels(self._model, name) for name in self._stages},
+        )
         self._touch()
 
     def _touch(self) -> None:
@@ -157,10 +164,11 @@ class EntryMetrics:
     # --- the orchestrator's observer
 
     def queue_changed(self, running: int, waiting: int, per_stage: Mapping[StageName, int]) -> None:
-        self._running.labels(self._model).set(running)
-        self._waiting.labels(self._model).set(waiting)
-        for name in self._stages:
-            self._stage_waiting.labels(self._model, name).set(per_stage.get(name, 0))
+        running_now, waiting_now, stages_now = self._queue_gauges
+        running_now.set(running)
+        waiting_now.set(waiting)
+        for name, gauge in stages_now.items():
+            gauge.set(per_stage.get(name, 0))
 
     def replicas_changed(self, stage: StageName, live: int, total: int) -> None:
         self._live.labels(self._model, stage).set(live)
@@ -216,7 +224,10 @@ class EntryMetrics:
                 self._continuity.labels(*labels, "100").inc()
 
     def message_received(self, kind: str) -> None:
-        self._messages.labels(kind).inc()
+        counter = self._by_kind.get(kind)
+        if counter is None:
+            counter = self._by_kind[kind] = self._messages.labels(kind)
+        counter.inc()
 
     def replica_refused(self, stage: StageName) -> None:
         self._refused.labels(self._model, stage).inc()

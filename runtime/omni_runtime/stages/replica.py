@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from omni_runtime.connectors.api import ChunkReceived, EdgeClient, EdgeFailed
 from omni_runtime.deploy.plan import CONTRACT_VERSION, ResolvedPlan, StagePlan
 from omni_runtime.errors import OmniError
+from omni_runtime.eventloop import settle
 from omni_runtime.logs import get_logger
 from omni_runtime.protocol import control
 from omni_runtime.protocol.channels import Channels
@@ -72,6 +73,8 @@ class Worker:
         self._runner = EngineRunner(engine, self._from_engine_thread)
         self._registration: Registration | None = None
         self._pumps: dict[tuple[str, str], Pump] = {}
+        outgoing = config.plan.edges_from(config.stage.name)
+        self._adaptive = frozenset(e.name for e in outgoing if e.sizing == "adaptive")
         self._background: set[asyncio.Task[None]] = set()
         self._loaded = asyncio.Event()
         self._stop = asyncio.Event()  # drain, then exit
@@ -208,6 +211,7 @@ class Worker:
         for event in events:
             match event:
                 case EngineLoaded():
+                    settle()
                     self._loaded.set()
                 case EngineStopped(request=request):
                     self._perform(self._book.engine_stopped(request))
@@ -300,6 +304,8 @@ class Worker:
         return self._pumps[key]
 
     def _on_put(self, request: str, edge: str) -> None:
+        if edge in self._adaptive and (pump := self._pumps.get((request, edge))):
+            self._runner.taken(request, edge, pump.waiting)
         self._perform(self._book.put_done(request, edge))
 
     def _on_put_closed(self, request: str, edge: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from omni_runtime.errors import EngineError, InvalidRequest, OmniError
+from omni_runtime.eventloop import new_loop
 from omni_runtime.models.chat import ChatFamily, chat_family, detokenize, tokenize
 from omni_runtime.protocol.payload import Payload
 from omni_runtime.serving.params import StageParams, from_map
@@ -105,7 +106,7 @@ class ArVllmEngine:
         self._chat: ChatFamily | None = None
         self._tap_socket: Any = None
         self._tap_folder: tempfile.TemporaryDirectory[str] | None = None
-        self._loop = asyncio.new_event_loop()  # runs in the engine thread, inside `load` and `poll`
+        self._loop = new_loop()  # runs in the engine thread, inside `load` and `poll`
         self._changed = asyncio.Event()
 
     # --- StageEngine
