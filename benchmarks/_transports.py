@@ -20,13 +20,14 @@ import msgspec
 import numpy as np
 import zmq
 
+from omni_runtime import eventloop
 from omni_runtime.connectors.api import ChunkReceived
 from omni_runtime.connectors.client import SidecarEdgeClient
 from omni_runtime.deploy.plan import ResolvedPlan, load_plan
 from omni_runtime.protocol.control import Producer
 from omni_runtime.protocol.payload import Payload
 
-WARM_UP = 3
+WARM_UP = 16  # as many as are under way: every buffer has been used once
 IN_FLIGHT_BYTES = 256 << 20
 EDGE = "thinker->talker"
 
@@ -202,7 +203,7 @@ class Connector:
     reserve: bool = False
 
     def produce(self, root: Path, link: Any, runs: list[Run], go: Callable[[], None]) -> None:
-        asyncio.run(self._produce(root, link, runs, go))
+        eventloop.run(self._produce(root, link, runs, go))
 
     async def _produce(self, root: Path, link: Any, runs: list[Run], go: Callable[[], None]) -> None:
         async with _client(root / link["up"], root, "thinker") as client:
@@ -222,7 +223,7 @@ class Connector:
             await asyncio.get_running_loop().run_in_executor(None, link["over"].wait)
 
     def consume(self, root: Path, link: Any, runs: list[Run], done: Callable[[tuple[float, float]], None]) -> None:
-        asyncio.run(self._consume(root, link, runs, done))
+        eventloop.run(self._consume(root, link, runs, done))
 
     async def _consume(
         self, root: Path, link: Any, runs: list[Run], done: Callable[[tuple[float, float]], None]

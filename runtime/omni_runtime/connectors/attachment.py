@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ class Attachment:
         self.lost: str | None = None
         self.pinned_bytes = 0  # of slabs that arrays still refer to
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._channel: FrameChannel | None = None
         self._leasing = asyncio.Lock()
         self._extent: asyncio.Future[wire.Extent] | None = None
@@ -148,8 +150,7 @@ class Attachment:
 
     def _on_unused(self, slab: Slab) -> None:
         """Runs in whichever thread dropped the last array of a reservation."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: so is the connection
-            self._loop.call_soon_threadsafe(self._free_reserved, slab)
+        self._soon(self._free_reserved, slab)
 
     def _free_reserved(self, slab: Slab) -> None:
         if self._reserved.get(slab.offset) == slab:
@@ -184,8 +185,15 @@ class Attachment:
     def _on_dropped(self, slab: Slab) -> None:
         """Runs in whichever thread dropped the last array."""
         self._dropped.append(slab)
+        self._soon(self._want_flush)
+
+    def _soon(self, callback: Callable[..., None], *arguments: object) -> None:
+        """From any thread; in the loop's own it costs no system call."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: so is the connection
-            self._loop.call_soon_threadsafe(self._want_flush)
+            if threading.get_ident() == self._thread:
+                self._loop.call_soon(callback, *arguments)
+            else:
+                self._loop.call_soon_threadsafe(callback, *arguments)
 
     def _want_flush(self) -> None:
         if not self._flush_wanted:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
-from omni_runtime import logs
+from omni_runtime import eventloop, logs
 from omni_runtime.connectors.arena import Arena, create_file
 from omni_runtime.connectors.hub import Hub
 from omni_runtime.connectors.ipc import IpcServer
@@ -171,6 +171,7 @@ async def run(plan: ResolvedPlan, keys: CurveKeys, options: SidecarOptions) -> i
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await sidecar.start()
+    eventloop.settle()
     await stop.wait()
     await sidecar.drain()
     await sidecar.close()
@@ -197,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             lease_seconds=args.lease_seconds,
             grace_seconds=plan.drain_timeout_seconds if args.grace_seconds is None else args.grace_seconds,
         )
-        return asyncio.run(run(plan, keys, options))
+        return eventloop.run(run(plan, keys, options))
     except (OSError, OmniError, ValueError) as error:
         log.error("sidecar.cannot_start", reason=str(error))
         return 1
