@@ -34,12 +34,14 @@ from omni_runtime.serving.admin import AdminGuard
 from omni_runtime.serving.admin import build_router as build_admin_router
 from omni_runtime.serving.app import build_app
 from omni_runtime.serving.context import ServingContext
+from omni_runtime.serving.fetch import MediaFetcher, check_domains
 from omni_runtime.topology.registry import TOPOLOGIES
 
 log = logs.get_logger(__name__)
 
 KEEP_ALIVE_SECONDS = 75
 MIN_TOKEN_CHARACTERS = 16
+MAX_WEBSOCKET_BYTES = 1 << 20  # of one message; the surfaces have limits of their own below it
 GRACE_SECONDS = 5  # after the drain: for connections that are still open
 
 
@@ -54,6 +56,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--admin", action="store_true", help="serve /v1/omni/pause, resume, sleep, wakeup to loopback")
     parser.add_argument("--admin-token-file", type=Path, help="serve them to whoever sends this bearer token")
     parser.add_argument("--otlp-endpoint", help="OTLP/HTTP collector that gets a span per stage and request")
+    parser.add_argument(
+        "--allowed-media-domain",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="host whose image, audio and video URLs are followed; may be given several times; none by default",
+    )
     parser.add_argument("--log-level", default=os.environ.get("OMNI_LOG_LEVEL", "INFO"))
     return parser.parse_args(arguments)
 
@@ -84,6 +93,14 @@ def admin_guard(options: argparse.Namespace, plan: ResolvedPlan) -> AdminGuard |
             )
         return AdminGuard(token)
     return AdminGuard() if options.admin or plan.entry.admin == "Loopback" else None
+
+
+def media_fetcher(options: argparse.Namespace, plan: ResolvedPlan) -> MediaFetcher:
+    """Raises OmniError for a name that is no host."""
+    try:
+        return MediaFetcher(check_domains((*plan.entry.allowed_media_domains, *options.allowed_media_domain)))
+    except ValueError as error:
+        raise OmniError(f"--allowed-media-domain: {error}") from error
 
 
 def package_version() -> str:
@@ -122,6 +139,7 @@ async def serve(options: argparse.Namespace) -> int:
             render_metrics=metrics.render,
             inputs=topology.inputs if topology is not None else ("text", "audio", "image"),
             version=package_version(),
+            fetcher=media_fetcher(options, plan),
         )
         app = build_app(context)
         guard = admin_guard(options, plan)
@@ -137,6 +155,8 @@ async def serve(options: argparse.Namespace) -> int:
             server_header=False,
             proxy_headers=False,  # a client's address is what the socket says: the admin surface relies on it
             timeout_graceful_shutdown=GRACE_SECONDS,
+            ws_max_size=MAX_WEBSOCKET_BYTES,
+            ws_per_message_deflate=False,  # audio does not get smaller, only later
         )
         server = _Server(config)
         listener = socket.create_server(

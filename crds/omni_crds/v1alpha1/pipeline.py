@@ -46,7 +46,7 @@ from omni_crds.v1alpha1.graph import (
     Toleration,
     TolerationOperator,
 )
-from omni_crds.v1alpha1.markers import ListMap, Rule, rules
+from omni_crds.v1alpha1.markers import ListMap, ListSet, Rule, rules
 
 # A pipeline with all its parts; graph.py only keeps this file short.
 __all__ = [
@@ -179,6 +179,9 @@ class DrainSpec(OmniModel):
 
 HEADER_NAME = r"^[a-z][-a-z0-9]*$"
 HTTP_URL = r"^https?://[!-~]+$"
+HOST_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+
+HostName = Annotated[str, Field(min_length=1, max_length=253, pattern=HOST_NAME)]
 
 
 class RoutingPolicy(StrEnum):
@@ -224,6 +227,9 @@ class EntrySpec(OmniModel):
     otlp_endpoint: Annotated[str, Field(min_length=8, max_length=512, pattern=HTTP_URL)] | None = None
     """OTLP/HTTP collector that gets a span per stage of each request, such as http://collector:4318. Without it: no
     traces."""
+    allowed_media_domains: Annotated[tuple[HostName, ...], Field(max_length=64), ListSet()] | None = None
+    """Hosts whose images, audio and videos a request may name by URL, exactly, such as media.example.com; only at public
+    addresses. Without it: no URL is followed, and clients send media in the request itself."""
 
 
 _CUSTOM = f"self.topology == '{CUSTOM_TOPOLOGY}'"

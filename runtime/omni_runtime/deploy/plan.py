@@ -123,6 +123,7 @@ class EntryPlan(msgspec.Struct, frozen=True):
     replays: int = 1  # of a request that has emitted nothing, after the loss of a replica
     admin: str = "Disabled"  # Disabled | Loopback
     otlp_endpoint: str | None = None
+    allowed_media_domains: tuple[str, ...] = ()  # hosts whose URLs are followed, exactly
 
 
 class ResolvedPlan(msgspec.Struct, frozen=True):

@@ -181,6 +181,11 @@ def _entry(spec: PipelineSpec, profile: OmniRuntimeProfile, origins: Origins, ba
     )
 
 
+def _sorted_or_none(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """A set of the spec: its order must not make another revision."""
+    return None if names is None else tuple(sorted(set(names)))
+
+
 def _entry_options(entry: EntrySpec, origins: Origins) -> dict[str, Any]:
     """What the entry does with requests; fields of EntryPlan that have defaults of their own."""
     defaults = {f.name: f.default for f in msgspec.structs.fields(EntryPlan)}
@@ -192,6 +197,7 @@ def _entry_options(entry: EntrySpec, origins: Origins) -> dict[str, Any]:
         "replays": entry.replays,
         "admin": entry.admin.value if entry.admin else None,
         "otlp_endpoint": entry.otlp_endpoint,
+        "allowed_media_domains": _sorted_or_none(entry.allowed_media_domains),
     }
     return {
         name: origins.pick(f"entry.{to_camel(name)}", [(PIPELINE, value)], defaults[name])

@@ -264,10 +264,12 @@ entry:
   replays: 0
   admin: Loopback
   otlpEndpoint: http://collector:4318
+  allowedMediaDomains: [media.example.com, cdn.example.com]
 """
     )
     entry = plan.entry
     assert (entry.max_per_tenant, entry.tenant_header, entry.request_timeout_seconds) == (4, "x-team", 30)
     assert (entry.routing, entry.replays, entry.admin) == ("SessionAffine", 0, "Loopback")
     assert entry.otlp_endpoint == "http://collector:4318"
+    assert (plain.allowed_media_domains, entry.allowed_media_domains) == ((), ("cdn.example.com", "media.example.com"))
     assert (plan.origins["entry.routing"], plan.origins["entry.maxQueue"]) == ("pipeline", "default")

@@ -63,7 +63,9 @@ class Server(Rig):
     async def listen(self) -> int:
         """The app on a real port of the loopback; the port."""
         listener = socket.create_server(("127.0.0.1", 0))
-        http = uvicorn.Server(uvicorn.Config(self.app, log_config=None, timeout_graceful_shutdown=1))
+        http = uvicorn.Server(
+            uvicorn.Config(self.app, log_config=None, timeout_graceful_shutdown=1, ws_per_message_deflate=False)
+        )
         task = asyncio.create_task(http.serve(sockets=[listener]))
 
         async def stop() -> None:
