@@ -1,18 +1,21 @@
 """What the runtime costs around its engines.
 
-    python -m benchmarks.overhead [--json FILE] [--parts relay streams gateway vllm] [--repeats 4] [--rate 200] [--seconds 30]
+    python -m benchmarks.overhead [--json FILE] [--parts relay streams gateway vllm] [--repeats 1]
+                                  [--rate 200] [--seconds 30]
 
-relay, streams and gateway run against stages without a model (`benchmarks._null_stage`): entry, control channel, worker, sidecar
-and client are real and share the machine's cores.
+relay, streams and gateway run against stages without a model (`benchmarks._null_stage`): entry, control channel, worker,
+sidecar and client are real and share the machine's cores.
 
 relay_ms: from the engine's hands to the client's, one streamed text chunk; relay_audio_ms: a chunk of 0.2 s of audio.
 chunk_*_cpu_us: CPU time of entry and worker per chunk, with 32 streams of 40 chunks/s.
-gateway_ms: whole answer (not streamed) at `--rate` requests/s with Poisson arrivals; gateway_stream_ms: streamed. *_cpu_ms: CPU time of one process per request.
+gateway_ms: whole answer (not streamed) at `--rate` requests/s with Poisson arrivals; gateway_stream_ms: streamed;
+*_cpu_ms: CPU time of one process per request; *_late_ms: how late the client itself was, which is in no other figure.
 
 vllm: text-only requests through a whole smol-omni pipeline against vLLM's own OpenAI server with the same model, engine
-arguments and environment. Blocks of both alternate, so that what the machine does meanwhile hits both alike; the ratio
-is of medians over all blocks. ttft_ratio_cN, e2e_ratio_cN: at N requests in flight. answers_equal: share of prompts
-whose greedy answer is the same text alone.
+arguments and environment. Short blocks of both alternate, so that what the machine does meanwhile hits both alike.
+ttft_ratio_cN, tpot_ratio_cN, e2e_ratio_cN: ours to vLLM's at N requests in flight, of medians over all blocks; _p25 and
+_p75: quartiles of the ratios of single pairs of blocks. answers_equal: share of prompts whose greedy answer is the same
+text when asked alone.
 """
 
 from __future__ import annotations
@@ -22,7 +25,6 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +43,9 @@ from benchmarks._servers import Server, null_plan, pipeline, plain_vllm, smol_pl
 PARTS = ("relay", "streams", "gateway", "vllm")
 NULL_CONCURRENCY = 256
 STREAMS, STREAM_INTERVAL_MS = 32, 25.0
-CONCURRENCIES = (1, 8, 32)
-ANSWER_TOKENS = 48
+#: In flight -> requests of a block, blocks of each server. Short blocks: the machine changes little within a pair.
+BLOCKS = {1: (3, 10), 8: (16, 5), 32: (64, 3)}
+ANSWER_TOKENS = 32
 WARM_UP_REQUESTS = 200
 DEADLINE_SECONDS = 600.0
 SEED = 20
@@ -132,17 +135,6 @@ async def measure_gateway(
 # --- against vLLM
 
 
-@dataclass(slots=True)
-class Side:
-    """One of the two servers and what was measured on it, by concurrency."""
-
-    url: str
-    timelines: dict[int, list[Timeline]] = field(default_factory=dict)
-
-    def median(self, concurrency: int, name: str) -> float:
-        return quantile([getattr(sample_of(t), name) for t in self.timelines[concurrency]], 50)
-
-
 def chat_body(prompt: str, model: str, tokens: int) -> dict[str, Any]:
     return {
         "model": model,
@@ -165,26 +157,36 @@ def prompts(count: int, seed: int) -> list[str]:
 
 
 async def compare(
-    http: aiohttp.ClientSession, ours: Side, theirs: Side, *, model: str, repeats: int
+    http: aiohttp.ClientSession, ours: Server, theirs: Server, *, model: str, repeats: int
 ) -> dict[str, float]:
     figures: dict[str, float] = {}
     figures["answers_equal"] = await _equal_answers(http, ours, theirs, model)
-    for concurrency in CONCURRENCIES:
+    for concurrency, (count, blocks) in BLOCKS.items():
         for side in (ours, theirs):  # shapes that were not seen before are not what is compared
             await _block(http, side.url, concurrency, 2 * concurrency, model, seed=concurrency)
-        for repeat in range(repeats):
-            count = max(8, 2 * concurrency)
-            sides = (ours, theirs) if repeat % 2 == 0 else (theirs, ours)
-            for side in sides:
-                seed = 1000 * concurrency + 2 * repeat + (side is theirs)
-                block = await _block(http, side.url, concurrency, count, model, seed)
-                side.timelines.setdefault(concurrency, []).extend(block)
-        for name, short in (("ttft_s", "ttft"), ("tpot_s", "tpot"), ("e2e_s", "e2e")):
-            mine, plain = ours.median(concurrency, name), theirs.median(concurrency, name)
-            figures[f"{short}_ratio_c{concurrency}"] = mine / plain
-            figures[f"{short}_ms_c{concurrency}"] = 1e3 * mine
-            figures[f"{short}_vllm_ms_c{concurrency}"] = 1e3 * plain
+        pairs: list[tuple[list[Timeline], list[Timeline]]] = []
+        for number in range(repeats * blocks):
+            both: dict[bool, list[Timeline]] = {}
+            for mine in (True, False) if number % 2 == 0 else (False, True):
+                seed = 10_000 * concurrency + 2 * number + mine
+                both[mine] = await _block(http, (ours if mine else theirs).url, concurrency, count, model, seed)
+            pairs.append((both[True], both[False]))
+            print(f"[overhead] {concurrency} in flight, pair {number + 1}", file=sys.stderr, flush=True)
+        for name in ("ttft", "tpot", "e2e"):
+            mine_ms = _median_ms([t for block, _ in pairs for t in block], name)
+            plain_ms = _median_ms([t for _, block in pairs for t in block], name)
+            ratios = [_median_ms(block, name) / _median_ms(other, name) for block, other in pairs]
+            figures[f"{name}_ratio_c{concurrency}"] = mine_ms / plain_ms
+            figures[f"{name}_ratio_c{concurrency}_p25"] = quantile(ratios, 25)
+            figures[f"{name}_ratio_c{concurrency}_p75"] = quantile(ratios, 75)
+            figures[f"{name}_ms_c{concurrency}"] = mine_ms
+            figures[f"{name}_vllm_ms_c{concurrency}"] = plain_ms
     return figures
+
+
+def _median_ms(timelines: list[Timeline], name: str) -> float:
+    """name: ttft, tpot or e2e."""
+    return 1e3 * quantile([getattr(sample_of(t), f"{name}_s") for t in timelines], 50)
 
 
 async def _block(
@@ -194,7 +196,7 @@ async def _block(
     return _checked(await closed_loop(http, url, requests, concurrency=concurrency, deadline_s=DEADLINE_SECONDS))
 
 
-async def _equal_answers(http: aiohttp.ClientSession, ours: Side, theirs: Side, model: str) -> float:
+async def _equal_answers(http: aiohttp.ClientSession, ours: Server, theirs: Server, model: str) -> float:
     """If the two do not answer the same, they were not asked the same, and no ratio means anything."""
     asked = prompts(8, SEED)
     equal = 0
@@ -227,17 +229,16 @@ async def run(options: argparse.Namespace) -> dict[str, float]:
                 if "gateway" in options.parts:
                     figures |= await measure_gateway(http, server, rate=options.rate, seconds=options.seconds)
         if "vllm" in options.parts:
-            plan = smol_plan(max(CONCURRENCIES))
+            plan = smol_plan(max(BLOCKS))
             async with pipeline(plan) as server, plain_vllm(plan) as plain:
-                sides = Side(server.url), Side(plain.url)
-                figures |= await compare(http, *sides, model=plan.model.served_name, repeats=options.repeats)
+                figures |= await compare(http, server, plain, model=plan.model.served_name, repeats=options.repeats)
     return figures
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__.split("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--repeats", type=int, default=4, help="blocks of each server and concurrency")
+    parser.add_argument("--repeats", type=int, default=1, help="how often all blocks are measured")
     parser.add_argument("--rate", type=float, default=200.0, help="requests/s of gateway")
     parser.add_argument("--seconds", type=float, default=30.0, help="length of a measurement without a model")
     parser.add_argument("--json", type=Path, help="write the figures here")
