@@ -12,6 +12,7 @@ from omni_operator import logs, metrics
 from omni_operator.crd_guard import CrdGuard, CrdOutdated
 from omni_operator.errors import KubeError, LeadershipLost
 from omni_operator.events import EventSink
+from omni_operator.fleet import FleetReader
 from omni_operator.kinds import PIPELINE
 from omni_operator.kube import KubeApi
 from omni_operator.lease import LeaseLoop
@@ -50,6 +51,7 @@ class Controller:
             events=EventSink(kube),
             guard=self._guard,
             ttfp=self._ttfp,
+            fleet=FleetReader(kube),
             default_profile=options.default_profile,
         )
 

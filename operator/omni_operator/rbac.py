@@ -38,6 +38,8 @@ RULES: tuple[Rule, ...] = (
         "the pods of the entry and of each stage revision",
     ),
     Rule("", "pods", ("list", "watch"), "readiness, and the reason why a pod is not ready; never written"),
+    Rule("", "nodes", ("list",), "while a pod has no node: labels, taints and devices, to say what would help"),
+    Rule("", "resourcequotas", ("list",), "while a pod has no node: what the namespace may still ask for"),
     Rule("", "services", OWN_CHILD, "the API, the control channel of the entry and one headless Service per stage"),
     Rule("", "configmaps", OWN_CHILD, "the resolved plan, one immutable object per revision"),
     Rule("", "secrets", ("create",), "CURVE keys: made once, never read back"),

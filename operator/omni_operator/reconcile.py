@@ -10,11 +10,13 @@ from omni_operator.apply import Fence, KeyRing, apply_plan
 from omni_operator.crd_guard import CrdGuard
 from omni_operator.errors import KubeError
 from omni_operator.events import EventSink
+from omni_operator.fleet import FleetReader
 from omni_operator.kube import KubeApi
 from omni_operator.observe import observe
 from omni_operator.observed import Key
 from omni_operator.plan import plan_pipeline
 from omni_operator.plan.model import Outcome
+from omni_operator.plan.placement import plan_outlook, waits_for_places, with_outlook
 from omni_operator.status import announce, write_status
 from omni_operator.ttfp import EntryStatusReader
 
@@ -35,6 +37,7 @@ class Cluster:
     events: EventSink
     guard: CrdGuard | None = None
     ttfp: EntryStatusReader | None = None
+    fleet: FleetReader | None = None
     default_profile: str | None = None
     keys: KeyRing = field(default_factory=KeyRing)
 
@@ -58,6 +61,9 @@ async def reconcile(key: Key, cluster: Cluster, clock: Clock) -> Requeue:
         await cluster.guard.check()
     observed = await observe(key, cluster.kube, cluster.ttfp)
     plan = plan_pipeline(observed, now=clock(), default_profile=cluster.default_profile)
+    if cluster.fleet is not None and waits_for_places(observed, plan):
+        nodes = await cluster.fleet.view(key)
+        plan = with_outlook(observed, plan, plan_outlook(observed, plan, nodes) if nodes is not None else None)
     observed = await announce(observed, plan, cluster.kube, cluster.fence, clock())
     interruption: KubeError | None = None
     try:

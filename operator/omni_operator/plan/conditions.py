@@ -13,7 +13,7 @@ from datetime import datetime
 from omni_crds.v1alpha1.conditions import Condition, ConditionStatus, ConditionType, Reason, truncate
 from omni_crds.v1alpha1.pipeline import EdgeStatus
 from omni_operator.plan.groups import GroupView
-from omni_operator.plan.model import Outcome, Plan
+from omni_operator.plan.model import Outcome, OutlookKind, Plan
 
 PROFILE_MISSING = "no OmniRuntimeProfile has this name"
 
@@ -104,6 +104,9 @@ def stall(facts: Facts) -> Verdict | None:
 def ready(facts: Facts, stalled: Verdict | None) -> Verdict:
     if stalled is not None:
         return Verdict(FALSE, stalled.reason, stalled.message)
+    outlook = facts.plan.outlook
+    if facts.entry is None and outlook is not None and outlook.hold:
+        return Verdict(FALSE, outlook.reason, f"no pods are made for half a pipeline: {outlook.message}")
     if not facts.groups or facts.entry is None:
         return Verdict(UNKNOWN, Reason.PROGRESSING, "children are being made")
     incomplete = [g for g in facts.groups if not g.complete]
@@ -169,16 +172,21 @@ def reconciling(facts: Facts) -> Verdict | None:
 
 def placement(facts: Facts) -> Verdict:
     stuck = [g for g in facts.groups if g.problem and g.problem.reason is Reason.UNSCHEDULABLE]
+    outlook = facts.plan.outlook
+    if outlook is not None and outlook.kind is OutlookKind.INFEASIBLE:
+        # What the scheduler says of one pod is in Ready; here is what stands in the way of the whole, and what helps.
+        return Verdict(FALSE, outlook.reason, outlook.message)
     if stuck:
         parts = "; ".join(f"{g.leader}: {g.problem.message}" for g in stuck if g.problem)
-        return Verdict(FALSE, Reason.UNSCHEDULABLE, parts)
+        return Verdict(FALSE, Reason.UNSCHEDULABLE, f"{outlook.message}; {parts}" if outlook else parts)
     quota = [g for g in facts.groups if g.problem and g.problem.reason is Reason.QUOTA_EXCEEDED]
     if quota:
         parts = "; ".join(f"{g.leader}: {g.problem.message}" for g in quota if g.problem)
         return Verdict(FALSE, Reason.QUOTA_EXCEEDED, parts)
     if facts.groups and all(g.scheduled >= g.wanted for g in facts.groups):
         return Verdict(TRUE, Reason.FEASIBLE, "every replica has a node")
-    return Verdict(UNKNOWN, Reason.PROGRESSING, "not every replica has been scheduled yet")
+    waiting = outlook.message if outlook is not None else "not every replica has been scheduled yet"
+    return Verdict(UNKNOWN, Reason.PROGRESSING, waiting)
 
 
 def connectors(facts: Facts) -> Verdict:

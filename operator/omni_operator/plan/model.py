@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from omni_crds.v1alpha1.conditions import Reason
 from omni_operator.observed import Live
@@ -50,6 +51,21 @@ class Rollout:
     requeue_after: float | None = None
 
 
+class OutlookKind(StrEnum):
+    NEEDS_NODES = "NeedsNodes"  # an autoscaler has to bring some
+    INFEASIBLE = "Infeasible"  # no node, quota or device is there for all of it
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the placement check says of pods that have no node. hold: make none of them."""
+
+    kind: OutlookKind
+    reason: Reason
+    message: str
+    hold: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     resolved: ResolvedPlan | None  # what should run: of the spec, or the last good one while the spec is invalid
@@ -60,6 +76,7 @@ class Plan:
     deletes: tuple[Delete, ...] = ()
     notes: tuple[Note, ...] = ()
     keys_missing: bool = False  # pods wait for a Secret that is not there
+    outlook: Outlook | None = None  # only while some pods have no node
     requeue_after: float | None = None
 
 

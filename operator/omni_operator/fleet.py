@@ -1,0 +1,85 @@
+"""Nodes and what runs on them, read when a pipeline waits for a place. Advisory: a failure means "not known".
+
+One reading serves all pipelines for a few seconds: in a full cluster many of them wait at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from omni_operator import logs
+from omni_operator.errors import KubeError
+from omni_operator.kinds import NODE, POD, QUOTA, JsonObject
+from omni_operator.kube import KubeApi
+from omni_operator.observed import Key
+from omni_operator.placement import ClusterView
+from omni_operator.placement.views import cluster_view
+
+FRESH_SECONDS = 5.0
+# What counts of a pod that is kept; the rest of it is not.
+_SPEC = ("containers", "initContainers", "overhead", "nodeName")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    nodes: tuple[JsonObject, ...]
+    pods: tuple[JsonObject, ...]
+    at: float
+
+
+class FleetReader:
+    def __init__(self, kube: KubeApi, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._kube = kube
+        self._monotonic = monotonic
+        self._reading: _Reading | None = None
+        self._lock = asyncio.Lock()
+
+    async def view(self, key: Key) -> ClusterView | None:
+        """The cluster for one pipeline, without its own pods; None where it cannot be read, or has no node at all."""
+        try:
+            reading = await self._read()
+            quotas = await self._kube.list(QUOTA, key.namespace)
+        except KubeError as error:
+            logs.warning("fleet.unread", pipeline=str(key), error=str(error))
+            return None
+        if not reading.nodes:
+            return None  # a control plane alone: whoever runs it knows that nothing will be scheduled
+        age = self._monotonic() - reading.at
+        view = cluster_view(reading.nodes, reading.pods, quotas.items, pipeline=(key.namespace, key.name))
+        return replace(view, age_seconds=age)
+
+    async def _read(self) -> _Reading:
+        async with self._lock:
+            known = self._reading
+            if known is not None and self._monotonic() - known.at < FRESH_SECONDS:
+                return known
+            started = self._monotonic()
+            nodes = await self._kube.list(NODE, None)
+            pods = await self._kube.list(POD, None)
+            self._reading = _Reading(tuple(nodes.items), tuple(_slim(p) for p in pods.items if _counts(p)), started)
+            return self._reading
+
+
+def _counts(pod: JsonObject) -> bool:
+    return bool((pod.get("spec") or {}).get("nodeName"))
+
+
+def _slim(pod: JsonObject) -> JsonObject:
+    """The parts of a pod that say whose it is, where, and what it asks for."""
+    meta, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    return {
+        "metadata": {"namespace": meta.get("namespace"), "labels": meta.get("labels") or {}},
+        "spec": {
+            name: _resources(spec[name]) if isinstance(spec[name], list) else spec[name]
+            for name in _SPEC
+            if name in spec
+        },
+        "status": {"phase": (pod.get("status") or {}).get("phase")},
+    }
+
+
+def _resources(containers: list[JsonObject]) -> list[JsonObject]:
+    return [{k: c[k] for k in ("resources", "restartPolicy") if k in c} for c in containers]

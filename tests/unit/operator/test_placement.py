@@ -1,0 +1,191 @@
+"""PlacementFeasible after admission: what stands in the way and what helps, asked only while something waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omni_operator.errors import Transient
+from omni_operator.fleet import FRESH_SECONDS, FleetReader
+from omni_operator.kinds import DEPLOYMENT, NODE, POD, PROFILE, QUOTA, JsonObject
+from omni_operator.observed import Key
+from omni_operator.plan.placement import LOOK_AGAIN_SECONDS
+from tests.unit.operator.world import NS, STAGES, World, a_profile
+
+GPU = "nvidia.com/gpu"
+MODEL = {"uri": "hf://someone/smol"}  # packaged models are in the CPU image only
+
+
+def a_node(name: str, devices: int, **spec: Any) -> JsonObject:
+    allocatable = {"cpu": "64", "memory": "512Gi", "pods": "110", GPU: str(devices)}
+    return {"metadata": {"name": name}, "spec": spec, "status": {"allocatable": allocatable}}
+
+
+def a_world(devices: int, missing_nodes: str | None = None) -> World:
+    """One node; three stages that want a device each."""
+    world = World()
+    profile = a_profile(resource=GPU)
+    if missing_nodes:
+        profile["spec"]["missingNodes"] = missing_nodes
+    world.kube.put(PROFILE, "", profile)
+    world.kube.put(NODE, "", a_node("n1", devices))
+    now = iter(range(0, 10**6, int(FRESH_SECONDS) + 1))  # each reading is fresh
+    world.cluster.fleet = FleetReader(world.kube, lambda: next(now))
+    return world
+
+
+def asked_for_nodes(world: World) -> int:
+    return sum(1 for verb, plural, _ in world.kube.calls if verb == "list" and plural == "nodes")
+
+
+async def test_a_pipeline_with_room_says_so_and_nobody_reads_nodes_any_more() -> None:
+    world = a_world(devices=3)
+    world.apply(model=MODEL)
+    await world.converge()
+    assert world.truth("PlacementFeasible") == "True"
+    before = world.fingerprint()
+    world.kube.calls.clear()
+    for _ in range(20):
+        world.wait(300)
+        await world.reconcile()
+    assert asked_for_nodes(world) == 0
+    assert world.kube.writes == []
+    assert world.fingerprint() == before
+
+
+async def test_what_is_missing_and_what_helps_stand_in_the_condition() -> None:
+    """T38, T65: the pods exist (an autoscaler may look at them), and the condition says more than the scheduler can."""
+    world = a_world(devices=2)
+    world.room = {"code2wav": 0}
+    world.apply(model=MODEL)
+    await world.converge()
+    assert world.stage_deployments()
+    found = world.condition("PlacementFeasible")
+    assert found is not None
+    assert (found["status"], found["reason"]) == ("False", "Unschedulable")
+    assert f"= 3 x {GPU}, the fitting nodes have 2 left" in found["message"]
+    assert "fix: add a node like n1" in found["message"]
+
+
+async def test_the_message_rests_while_nothing_changes() -> None:
+    world = a_world(devices=2)
+    world.room = {"code2wav": 0}
+    world.apply(model=MODEL)
+    await world.converge()
+    world.kube.calls.clear()
+    for _ in range(5):
+        world.wait(LOOK_AGAIN_SECONDS)
+        requeue = await world.reconcile()
+        assert requeue.after is not None
+        assert requeue.after <= LOOK_AGAIN_SECONDS, "nodes are not watched"
+    assert asked_for_nodes(world) == 5
+    assert world.kube.writes == []
+
+
+async def test_reject_makes_no_half_placed_pipeline() -> None:
+    world = a_world(devices=2, missing_nodes="Reject")
+    world.apply(model=MODEL)
+    await world.converge()
+    assert world.kube.all(DEPLOYMENT) == {}
+    assert world.truth("PlacementFeasible") == "False"
+    assert world.truth("Ready") == "False"
+    world.kube.put(NODE, "", a_node("n2", 1))
+    await world.converge()
+    assert {stage for stage, _ in world.stage_deployments()} == set(STAGES)
+    assert world.truth("PlacementFeasible") == "True"
+
+
+async def test_reject_takes_nothing_from_what_runs() -> None:
+    """A node that goes away under a running pipeline is no reason to stop the rest of it."""
+    world = a_world(devices=3, missing_nodes="Reject")
+    world.apply(model=MODEL)
+    await world.converge()
+    world.kube.put(NODE, "", a_node("n1", 2))
+    world.room = {"talker": 0}
+    for name, pod in world.kube.all(POD).items():
+        if pod["metadata"]["labels"]["serving.omni.dev/stage"] == "talker":
+            world.kube.remove(POD, NS, name)
+    await world.converge()
+    assert {stage for stage, _ in world.stage_deployments()} == set(STAGES)
+    assert world.truth("PlacementFeasible") == "False"
+
+
+async def test_an_autoscaler_is_waited_for() -> None:
+    world = a_world(devices=2, missing_nodes="Warn")
+    world.apply(model=MODEL)
+    await world.reconcile()
+    found = world.condition("PlacementFeasible")
+    assert found is not None
+    assert (found["status"], found["reason"]) == ("Unknown", "Progressing")
+    assert found["message"].startswith("waits for 1 more node: ")
+    assert world.stage_deployments(), "pods that pend are what an autoscaler looks at"
+
+
+async def test_ignore_leaves_it_to_the_scheduler() -> None:
+    world = a_world(devices=0, missing_nodes="Ignore")
+    world.apply(model=MODEL)
+    await world.reconcile()
+    found = world.condition("PlacementFeasible")
+    assert found is not None
+    assert found["status"] == "Unknown"
+    assert "node" not in found["message"]
+
+
+async def test_quota_is_named_as_such() -> None:
+    world = a_world(devices=8)
+    quota = {"metadata": {"name": "few"}, "spec": {"hard": {f"requests.{GPU}": "1"}}, "status": {"used": {}}}
+    world.kube.put(QUOTA, NS, quota)
+    world.apply(model=MODEL)
+    await world.reconcile()
+    found = world.condition("PlacementFeasible")
+    assert found is not None
+    assert (found["status"], found["reason"]) == ("False", "QuotaExceeded")
+    assert "ResourceQuota few" in found["message"]
+
+
+async def test_pods_of_others_take_room_and_own_ones_do_not() -> None:
+    world = a_world(devices=3)
+    other = {"resources": {"requests": {"cpu": "1"}, "limits": {GPU: "1"}}}
+    pod = {
+        "metadata": {"name": "other", "namespace": "elsewhere", "labels": {}},
+        "spec": {"nodeName": "n1", "containers": [other]},
+        "status": {"phase": "Running"},
+    }
+    world.kube.put(POD, "elsewhere", pod)
+    world.apply(model=MODEL)
+    await world.reconcile()
+    found = world.condition("PlacementFeasible")
+    assert found is not None
+    assert "have 2 left" in found["message"]
+
+
+async def test_nodes_that_cannot_be_read_stop_nothing() -> None:
+    world = a_world(devices=3)
+
+    def refuse(verb: str, plural: str, _: str) -> None:
+        if plural == "nodes":
+            raise Transient("no", 500, "InternalError")
+
+    world.kube.before = refuse
+    world.apply(model=MODEL)
+    await world.converge()
+    assert world.truth("Ready") == "True"
+
+
+async def test_one_reading_serves_many_pipelines_for_a_moment() -> None:
+    world = a_world(devices=3)
+    clock = [0.0]
+    reader = FleetReader(world.kube, lambda: clock[0])
+    for name in "abc":
+        assert await reader.view(Key(NS, name)) is not None
+    assert asked_for_nodes(world) == 1
+    clock[0] = FRESH_SECONDS + 1
+    view = await reader.view(Key(NS, "a"))
+    assert view is not None
+    assert view.age_seconds == 0
+    assert asked_for_nodes(world) == 2
+
+
+async def test_a_control_plane_without_nodes_says_nothing() -> None:
+    world = a_world(devices=3)
+    world.kube.remove(NODE, "", "n1")
+    assert await FleetReader(world.kube).view(Key(NS, "p")) is None
