@@ -140,6 +140,7 @@ async def serve(options: argparse.Namespace) -> int:
             inputs=topology.inputs if topology is not None else ("text", "audio", "image"),
             version=package_version(),
             fetcher=media_fetcher(options, plan),
+            speech_streams=metrics,
         )
         app = build_app(context)
         guard = admin_guard(options, plan)

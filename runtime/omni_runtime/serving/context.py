@@ -25,6 +25,21 @@ class Requests(Protocol):
     def status(self) -> OrchestratorStatus: ...
 
 
+class SpeechStreams(Protocol):
+    """Counts streams of speech; `metrics.entry` is one. reason: cancelled, closed, engine_dead or error."""
+
+    def speech_stream_completed(self) -> None: ...
+    def speech_stream_aborted(self, reason: str) -> None: ...
+
+
+class Uncounted:
+    def speech_stream_completed(self) -> None:
+        pass
+
+    def speech_stream_aborted(self, reason: str) -> None:
+        pass
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """Seconds to wait for a client."""
@@ -43,6 +58,7 @@ class ServingContext:
     version: str
     fetcher: MediaFetcher = field(default_factory=MediaFetcher)
     patience: Patience = Patience()
+    speech_streams: SpeechStreams = field(default_factory=Uncounted)
     started: int = field(default_factory=lambda: int(time.time()))
 
     @property

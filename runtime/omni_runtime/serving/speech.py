@@ -13,7 +13,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.requests import HTTPConnection
 
-from omni_runtime.errors import FieldError, InvalidRequest, OmniError
+from omni_runtime.errors import (
+    FieldError,
+    InvalidRequest,
+    OmniError,
+    ReplicaLost,
+    StageUnavailable,
+    StreamClosed,
+    UpstreamLost,
+)
 from omni_runtime.logs import get_logger
 from omni_runtime.orchestrator.calls import Call, Output
 from omni_runtime.orchestrator.state import AudioPiece, Emit
@@ -21,7 +29,7 @@ from omni_runtime.serving.audio import MEDIA_TYPES, StreamEncoder, encode_whole
 from omni_runtime.serving.body import body_schema, parse_body, read_body
 from omni_runtime.serving.calls import build_call, check_model, check_voice
 from omni_runtime.serving.collect import Collected
-from omni_runtime.serving.context import ServingContext, context_of
+from omni_runtime.serving.context import ServingContext, SpeechStreams, context_of
 from omni_runtime.serving.errors import error_body
 from omni_runtime.serving.params import StageParams
 from omni_runtime.serving.schema.speech import REFUSED, SpeechOptions, SpeechRequest
@@ -47,10 +55,11 @@ async def create_speech(request: Request) -> Response:
     if speech.streamed is None:
         return await _whole(speech, await collect(request, handle))
     opened = await begin(request, handle)
+    outputs = counted(opened.outputs(), context.speech_streams)
     if speech.streamed == "sse":
-        return RequestStream(handle, _events(speech, opened.outputs()))
+        return RequestStream(handle, _events(speech, outputs))
     return RequestStream(
-        handle, _raw(speech, opened.outputs()), MEDIA_TYPES[speech.response_format], headers=_rate_header(opened)
+        handle, _raw(speech, outputs), MEDIA_TYPES[speech.response_format], headers=_rate_header(opened)
     )
 
 
@@ -124,6 +133,24 @@ def _rate_header(opened: Opened) -> dict[str, str]:
             case Emit(piece=AudioPiece(sample_rate=rate)):
                 return {"x-sample-rate": str(rate)}
     return {}
+
+
+async def counted(outputs: AsyncIterator[Output], streams: SpeechStreams) -> AsyncIterator[Output]:
+    """The same outputs; how they end is counted."""
+    try:
+        async for output in outputs:
+            yield output
+    except StreamClosed:
+        streams.speech_stream_aborted("cancelled")
+        raise
+    except OmniError as error:
+        dead = isinstance(error, ReplicaLost | StageUnavailable | UpstreamLost)
+        streams.speech_stream_aborted("engine_dead" if dead else "error")
+        raise
+    except BaseException:  # whoever reads has stopped reading
+        streams.speech_stream_aborted("closed")
+        raise
+    streams.speech_stream_completed()
 
 
 async def _raw(speech: SpeechRequest, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:

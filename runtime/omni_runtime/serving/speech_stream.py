@@ -24,7 +24,7 @@ from omni_runtime.serving.body import parse_fields
 from omni_runtime.serving.collect import Collected
 from omni_runtime.serving.context import ServingContext, context_of
 from omni_runtime.serving.schema.speech import REFUSED, InputText, SessionConfig
-from omni_runtime.serving.speech import build_speech_call
+from omni_runtime.serving.speech import build_speech_call, counted
 from omni_runtime.stages.ar_vllm.segments import SpeechSegmenter
 
 router = APIRouter()
@@ -304,7 +304,7 @@ class SpeechSession:
 
     async def _relay(self, handle: RequestHandle, frames: _Frames) -> None:
         collected = Collected(keep_samples=not frames.unit.config.stream_audio)
-        async for output in handle.outputs():
+        async for output in counted(handle.outputs(), self.context.speech_streams):
             collected.add(output)
             match output:
                 case Emit(piece=AudioPiece() as piece) if piece.pcm and frames.unit.config.stream_audio:

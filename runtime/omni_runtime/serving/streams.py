@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from omni_runtime.errors import OmniError
 from omni_runtime.orchestrator.calls import CLIENT_DISCONNECT, SLOW_CLIENT, Output, RequestHandle
-from omni_runtime.orchestrator.state import Emit
+from omni_runtime.orchestrator.state import CodesPiece, Emit
 from omni_runtime.serving.collect import Collected
 from omni_runtime.serving.send_deadline import SlowClient
 
@@ -99,10 +99,10 @@ async def begin(request: Request, handle: RequestHandle) -> Opened:
 
 
 async def _head(outputs: AsyncIterator[Output]) -> tuple[Output, ...]:
-    """Up to the first piece; stages may end before another one emits anything."""
+    """Up to the first text or sound; codes come earlier, and stages may end before another one emits anything."""
     head = []
     async for output in outputs:
         head.append(output)
-        if isinstance(output, Emit):
+        if isinstance(output, Emit) and not isinstance(output.piece, CodesPiece):
             break
     return tuple(head)

@@ -45,6 +45,7 @@ class Server(Rig):
             version="test",
             fetcher=fetcher or MediaFetcher(),
             patience=patience or Patience(),
+            speech_streams=self.metrics,
         )
         self.app = build_app(context)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)

@@ -225,3 +225,31 @@ async def test_disconnect_aborts_everywhere(speaking: Server, stream_format: str
     await eventually(lambda: speaking.orchestrator.unfinished == 0)
     assert speaking.bound == 0
     assert all(f.aborts for f in fakes)
+
+
+async def test_streams_are_counted_by_how_they_end(speaking: Server) -> None:
+    """vllm_omni:speech_stream_completed and _aborted."""
+
+    def breaking(request: str) -> list[control.StageMessage]:
+        return [
+            control.ClientAudio(request, b"\0" * 400, 24_000, 1),
+            control.StageFailed(request, "EngineError", "boom"),
+        ]
+
+    _, talker, code2wav = await speaking.replicas()
+    await speaking.speech(stream=True, response_format="pcm")
+    code2wav.script = breaking
+    await speaking.speech(stream=True, response_format="pcm")
+    code2wav.script, code2wav.hold_after = None, 2
+    left = asyncio.Event()
+    body = {"input": "hello", "response_format": "pcm", "stream": True}
+    asking = asyncio.create_task(speaking.post_and_leave("/v1/audio/speech", body, left))
+    await asyncio.wait_for(code2wav.held.wait(), 5)
+    await eventually(lambda: len(talker.submits) == 3)
+    left.set()
+    await asking
+    text = (await speaking.http.get("/metrics")).text
+    label = 'model_name="test-omni"'
+    assert f"vllm_omni:speech_stream_completed_total{{{label}}} 1.0" in text
+    for reason, count in (("error", 1), ("cancelled", 1), ("engine_dead", 0), ("closed", 0)):
+        assert f'vllm_omni:speech_stream_aborted_total{{{label},reason="{reason}"}} {count}.0' in text
