@@ -165,6 +165,7 @@ async def serve(options: argparse.Namespace) -> int:
         )
         running = asyncio.create_task(server.serve(sockets=[listener]))
         first, second = _signals()
+        eventloop.settle()
         log.info("entry.serving", pipeline=plan.pipeline, revision=plan.revision, port=listener.getsockname()[1])
         await _first_of(running, first.wait())
         if not running.done():
