@@ -15,6 +15,8 @@ from omni_runtime.protocol.mailbox import Mailbox
 
 log = get_logger(__name__)
 
+FAREWELL_MS = 500  # for what was said last to leave a closing socket
+
 Take = Callable[[bytes, control.StageMessage], None]
 
 
@@ -33,7 +35,7 @@ class ControlSocket:
 
     def close(self) -> None:
         self._mailbox.close()
-        self._channels.release(self._router)
+        self._channels.release(self._router, linger_ms=FAREWELL_MS)  # aborts free the replicas' places at once
 
     async def receive(self, take: Take) -> None:
         """Hand every message to `take`, until cancelled. What cannot be decoded is answered with a reason."""
