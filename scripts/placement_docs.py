@@ -1,15 +1,22 @@
 """Writes the generated parts of docs/placement.md: the comparison with published figures, and `omni plan` of examples.
 
-`python scripts/placement_docs.py` writes, `--check` says whether the page is stale (a test does so too).
+`python -m scripts.placement_docs` writes, `--check` says whether the page is stale (a test does so too).
 """
 
 from __future__ import annotations
 
+import re
+import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from omni_operator.cli.plan import app
 from omni_operator.placement.config import decoder_parameters, text_part
+from omni_operator.placement.devices import BUILT_IN
 from omni_operator.placement.known import CONFIGS, QWEN3_OMNI
 from omni_operator.placement.kvcache import bytes_per_token
 from omni_operator.placement.modelfacts import ModelPart, Parallelism
@@ -119,5 +126,83 @@ def figures_table() -> Iterator[str]:
         yield f"| {f.what} | {f.unit} | {published} | {ours} | {f.deviation:+.1%} | {f.source} |"
 
 
+def device_table() -> Iterator[str]:
+    yield "| class | resource | memory | a process gets | from | fabric | number types | slices |"
+    yield "|---|---|---:|---:|---|---|---|---|"
+    for d in BUILT_IN:
+        memory, usable = (f"{n / GIB:.4g} GiB" if n else "its container's" for n in (d.memory, d.usable))
+        kinds, slices = ", ".join(sorted(d.dtypes)), ", ".join(d.slices or ())
+        resource = f"`{d.resource_name}`" if d.resource_name else ""
+        yield f"| `{d.name}` | {resource} | {memory} | {usable} | {d.source} | {d.fabric} | {kinds} | {slices} |"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One call of `omni plan` whose output stands on the page."""
+
+    name: str
+    example: str
+    nodes: tuple[str, ...]
+    replace: tuple[str, str] | None = None  # in the example's text
+
+
+RUNS: tuple[Run, ...] = (
+    Run("two nodes of two H100", "qwen3-omni", ("nvidia-h100-80gb=2x2",)),
+    Run("one L4", "qwen3-omni", ("nvidia-l4=1x1",), ("nvidia-h100-80gb", "nvidia-l4")),
+    Run("one MI300X", "qwen3-omni.one-mi300x", ("amd-mi300x=1x1",)),
+    Run("one Ascend node", "qwen3-omni.npu", ("ascend-910b=1x8",)),
+    Run("three makers", "qwen3-omni.mixed", ("amd-mi300x=1x8", "nvidia-h100-80gb=1x2", "ascend-910b=1x8")),
+)
+
+
+def printed(run: Run) -> Iterator[str]:
+    """The command as a person types it, and what it prints."""
+    path = REPOSITORY / "examples" / f"{run.example}.pipeline.yaml"
+    arguments = ["--profiles", str(REPOSITORY / "charts/omni-operator/values.yaml")]
+    for nodes in run.nodes:
+        arguments += ["--nodes", nodes]
+    with tempfile.TemporaryDirectory() as folder:
+        if run.replace:
+            text = path.read_text().replace(*run.replace)
+            path = Path(folder) / path.name
+            path.write_text(text)
+        result = CliRunner().invoke(app, ["-f", str(path), *arguments])
+    nodes = " ".join(f"--nodes {n}" for n in run.nodes)
+    yield "```console"
+    yield f"$ omni plan -f examples/{run.example}.pipeline.yaml --profiles charts/omni-operator/values.yaml {nodes}"
+    # The revision changes with every field that a plan gains, and says nothing here.
+    yield re.sub(r"revision [0-9a-f]{10}", "revision ..........", result.output.rstrip())
+    yield f"$ echo $?\n{result.exit_code}"
+    yield "```"
+
+
+def parts() -> dict[str, str]:
+    """Name of each generated part -> its text."""
+    found = {"figures": figures_table(), "devices": device_table(), **{run.name: printed(run) for run in RUNS}}
+    return {name: "\n".join(lines) for name, lines in found.items()}
+
+
+def generated(page: str) -> str:
+    """The page with all parts as they are now. Raises ValueError for a part that has no place."""
+    for name, text in parts().items():
+        begin, end = f"<!-- generated: {name} -->\n", "<!-- end -->"
+        if begin not in page:
+            raise ValueError(f"docs/placement.md has no place for {name!r}")
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}{text}\n{end}{rest.partition(end)[2]}"
+    return page
+
+
+def main(arguments: list[str]) -> int:
+    page = PAGE.read_text(encoding="utf-8")
+    fresh = generated(page)
+    if "--check" in arguments:
+        if fresh != page:
+            print(f"stale: {PAGE.relative_to(REPOSITORY)}; run python -m scripts.placement_docs", file=sys.stderr)
+        return int(fresh != page)
+    PAGE.write_text(fresh, encoding="utf-8")
+    return 0
+
+
 if __name__ == "__main__":
-    print("\n".join(figures_table()))
+    sys.exit(main(sys.argv[1:]))
