@@ -129,17 +129,21 @@ def _stage_children(observed: Observed, scope: Scope, plan: ResolvedPlan, rollou
     for leader, group in plan.pod_groups().items():
         for position, stage in enumerate(group):
             yield build_stage_service(scope, stage.name, leader, position)
-        yield build_stage_policy(scope, leader, _consumers(observed, plan, rollout, leader))
+        consumers = _consumers(observed, plan, rollout, leader)
+        yield build_stage_policy(
+            scope, leader, {to for to, _ in consumers}, {to for to, c in consumers if c == "Mooncake"}
+        )
         yield build_stage_budget(scope, leader)
 
 
-def _consumers(observed: Observed, plan: ResolvedPlan, rollout: Rollout, leader: str) -> set[str]:
-    """Leaders whose pods read from this group's pods, in the newest plan or in the one that is still kept."""
+def _consumers(observed: Observed, plan: ResolvedPlan, rollout: Rollout, leader: str) -> set[tuple[str, str]]:
+    """(leader, connector) of pods that read from this group's pods, in the newest plan or in one that is still kept."""
     kept = [stored_plan(observed, revision) for revision in rollout.kept if revision != plan.revision]
-    found = set()
+    found: set[tuple[str, str]] = set()
     for each in (plan, *(p for p in kept if p is not None)):
         groups = {s.name: s.pod_group for s in each.stages}
-        found |= {groups[e.to] for e in each.edges if groups[e.source] == leader and groups[e.to] != leader}
+        edges = [e for e in each.edges if groups[e.source] == leader and groups[e.to] != leader]
+        found |= {(groups[e.to], e.connector) for e in edges}
     return found
 
 

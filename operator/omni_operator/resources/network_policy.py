@@ -20,6 +20,7 @@ from omni_runtime.deploy.plan import (
     ENGINE_HTTP_PORT,
     ENTRY_CONTROL_PORT,
     ENTRY_HTTP_PORT,
+    MOONCAKE_PORTS,
     SIDECAR_DATA_PORT,
 )
 
@@ -40,14 +41,20 @@ def build_entry_policy(scope: Scope) -> Child:
     )
 
 
-def build_stage_policy(scope: Scope, leader: str, consumers: Iterable[str]) -> Child:
-    """consumers: leaders of the pod groups that read edges of this one, in any revision that still runs."""
+def build_stage_policy(scope: Scope, leader: str, consumers: Iterable[str], fetchers: Iterable[str] = ()) -> Child:
+    """consumers: leaders of the pod groups that read edges of this one, in any revision that still runs.
+
+    fetchers: those among them whose edge is Mooncake; its transfer engine takes ports of its own.
+    """
     rules: list[JsonObject] = [
         # Probes and /metrics of the engines and, among their ports, of the sidecar.
         {"ports": [{**_tcp(ENGINE_HTTP_PORT), "endPort": engine_port(MAX_ENGINES_PER_POD - 1)}]}
     ]
-    peers = sorted(set(consumers))
-    if peers:
+    first, last = MOONCAKE_PORTS
+    data, fetched = [_tcp(SIDECAR_DATA_PORT)], [{**_tcp(first), "endPort": last}]
+    for peers, ports in ((sorted(set(consumers)), data), (sorted(set(fetchers)), fetched)):
+        if not peers:
+            continue
         rules.append(
             {
                 "from": [
@@ -58,7 +65,7 @@ def build_stage_policy(scope: Scope, leader: str, consumers: Iterable[str]) -> C
                         }
                     }
                 ],
-                "ports": [_tcp(SIDECAR_DATA_PORT)],
+                "ports": ports,
             }
         )
     name = stage_name(scope.pipeline, leader)

@@ -14,6 +14,7 @@ from omni_runtime.connectors.arena import PAGE, Allocator, Arena, SlabPool, alig
 from omni_runtime.connectors.ipc import FrameChannel
 from omni_runtime.connectors.ledger import QUEUE, SIDECAR, SlabLedger
 from omni_runtime.connectors.metrics import SidecarMetrics
+from omni_runtime.connectors.mooncake import Mooncake
 from omni_runtime.connectors.streams import Action, Deliver, Drop, Fail, Grant, Key, Limits, Piece, Port, StreamTable
 from omni_runtime.connectors.wire import ProtocolError, Put, Slab
 from omni_runtime.deploy.plan import ResolvedPlan
@@ -29,6 +30,7 @@ class RemoteConsumer(Protocol):
 
     def deliver(self, deliver: Deliver) -> None: ...
     def fail(self, stream: int, code: str, message: str) -> None: ...
+    def connector(self, stream: int) -> str: ...
 
 
 class RemoteStreams(Protocol):
@@ -64,6 +66,8 @@ class Hub:
         self.engines: dict[int, EngineSession] = {}
         self.consumers: dict[int, RemoteConsumer] = {}
         self.remote: RemoteStreams | None = None
+        self.mooncake: Mooncake | None = None  # started only where an edge of the plan asks for it
+        self._mooncake_edges = frozenset(edge.name for edge in plan.edges if edge.connector == "Mooncake")
         self.draining = False
         self._extents = Allocator(0, arena.length // PAGE * PAGE)
         self._leases: dict[int, dict[int, int]] = {}  # session -> extents, offset -> length
@@ -74,6 +78,14 @@ class Hub:
     def new_session(self) -> int:
         self._sessions += 1
         return self._sessions
+
+    def can_fetch(self, edge: str) -> bool:
+        """Whether large pieces of this edge go through the transfer engine, as far as this end is concerned."""
+        if edge not in self._mooncake_edges:
+            return False
+        if self.mooncake is None:
+            self.metrics.fallbacks.labels("unavailable").inc()
+        return self.mooncake is not None
 
     # --- engines come and go
 
@@ -153,7 +165,7 @@ class Hub:
             engine.deliver(deliver.consumer.stream, put, deliver.piece.body)
         elif (consumer := self.consumers.get(session)) is not None:
             if put.chunk is not None:
-                self.metrics.of(edge, "TCP").sent(put.chunk.nbytes)
+                self.metrics.of(edge, consumer.connector(deliver.consumer.stream)).sent(put.chunk.nbytes)
             consumer.deliver(deliver)
         elif put.slab is not None:
             self.free(put.slab, session)
@@ -255,6 +267,7 @@ class Hub:
         gauge("omni:connector_streams", "Streams produced here", lambda: len(self.table))
         gauge("omni:connector_remote_streams", "Streams consumed from other pods", lambda: self.remote_streams)
         gauge("omni:connector_stalled_streams", "Streams that wait for their consumer", lambda: self.table.stalled)
+        gauge("omni:connector_mooncake_up", "Whether the transfer engine runs", lambda: self.mooncake is not None)
         gauge("omni:connector_in_flight_pieces", "Pieces that wait here", lambda: self.table.queued_pieces)
 
 

@@ -44,6 +44,7 @@ class _Incoming:
     got: int = 0  # bytes of it that are stored or forwarded
     began: float = 0.0
     spilling: bool = False
+    fetching: bool = False  # a thread reads a piece out of the producer's arena
     finishing: bool = False  # the chunk that is coming in is the last one
     seq: int = -1
     pieces_out: int = 0  # of the chunk, as the engine counts them
@@ -136,6 +137,8 @@ class PeerLinks:
 
     def accept(self, stream: _Incoming, message: Put | wire.Fragment, body: Sealed) -> None:
         """One fragment. Raises ProtocolError if it is not the next one."""
+        if stream.fetching:
+            raise ProtocolError("bytes of a stream whose last piece is still being fetched")
         if stream.waiting:
             if len(stream.waiting) >= wire.WINDOW_FRAGMENTS:
                 raise ProtocolError("producer's sidecar ignored its window")
@@ -144,6 +147,35 @@ class PeerLinks:
             stream.waiting.append((message, body.open()))
             stream.waiting_since = time.monotonic()
             self._starved.add(stream.port)
+
+    def fetch(self, stream: _Incoming, message: wire.Remote) -> None:
+        """A piece that this sidecar reads out of the producer's arena. Every Remote is answered, whatever happens."""
+        put, link, mooncake = message.put, stream.link, self.hub.mooncake
+        if stream.put is not None or stream.waiting or stream.fetching or put.slab is not None or mooncake is None:
+            raise ProtocolError("a piece to be fetched, out of turn")
+        slab = self.hub.allocate(put.length)
+        if slab is None:  # as fragments it can wait, and spill
+            link.answer(message.stream, done=False, later=True, reason="no room in the arena")
+            return
+        stream.fetching, stream.began = True, time.monotonic()
+        loop = asyncio.get_running_loop()
+        running = loop.run_in_executor(mooncake.threads, mooncake.fetch, message.segment, message.address, slab)
+        running.add_done_callback(lambda future: self._fetched(stream, message, slab, future))
+
+    def _fetched(self, stream: _Incoming, message: wire.Remote, slab: Slab, future: asyncio.Future[bool]) -> None:
+        error = None if future.cancelled() else future.exception()
+        done = not future.cancelled() and error is None and future.result()
+        stream.fetching = False
+        wanted = self._streams.get(stream.port) is stream
+        if not done or not wanted:
+            self.hub.free(slab, QUEUE)
+        if not done:
+            self.hub.metrics.fallbacks.labels("fetch").inc()
+            log.warning("mooncake.fetch_failed", segment=message.segment, reason=str(error or "see the engine's log"))
+        stream.link.answer(message.stream, done=done, later=done, reason="" if done else "the fetch failed")
+        if done and wanted:
+            stream.put, stream.slab, stream.got = message.put, slab, message.put.length
+            self._hand_over(stream, message.put, b"", whole=True)
 
     def feed_starved(self) -> None:
         now = time.monotonic()
@@ -272,6 +304,7 @@ class PeerLink:
                 message.revision,
                 message.contract_version,
                 message.credits,
+                self._owner.hub.can_fetch(message.edge),
             )
         )
 
@@ -284,6 +317,10 @@ class PeerLink:
         number = self._numbers.pop(stream.port, None)
         if number is not None:
             del self._streams[number]
+
+    def answer(self, number: int, *, done: bool, later: bool, reason: str) -> None:
+        if not self._closed:
+            self._send(wire.Fetched(number, done, later, reason))
 
     def broken(self, stream: _Incoming, error: ProtocolError) -> None:
         """One stream breaks the rules: it ends, the link goes on."""
@@ -326,11 +363,16 @@ class PeerLink:
             return
         stream = self._streams.get(message.stream)
         if stream is None:
+            if isinstance(message, wire.Remote):
+                self._send(wire.Fetched(message.stream, True, True))
             return  # late: cancelled or finished here
         if isinstance(message, wire.Failed):
             self._owner.fail(stream, message.code, message.message)
             return
         try:
+            if isinstance(message, wire.Remote):
+                self._owner.fetch(stream, message)
+                return
             if isinstance(message, Put) and message.slab is not None:
                 raise ProtocolError("a slab of another pod")
             self._owner.accept(stream, message, body)

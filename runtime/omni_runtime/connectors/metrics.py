@@ -60,6 +60,9 @@ class SidecarMetrics:
         self.spilled = Counter(
             "omni:connector_spilled_pieces", "Pieces that went inline because the arena was full", registry=r
         )
+        self.fallbacks = Counter(
+            "omni:connector_fallbacks", "Streams of a Mooncake edge that went over TCP", ("reason",), registry=r
+        )
         self.late = Counter("omni:connector_late_pieces", "Pieces of ended streams, dropped", registry=r)
         self._gauges: list[Gauge] = []
 

@@ -18,9 +18,10 @@ from typing import Any, Final
 from omni_runtime.connectors import secure, wire
 from omni_runtime.connectors.handshake import HandshakeRefused, Secrets
 from omni_runtime.connectors.hub import Hub
+from omni_runtime.connectors.mooncake import FETCH_BYTES
 from omni_runtime.connectors.secure import Sealed, SecureChannel
 from omni_runtime.connectors.streams import Deliver, Key, Port
-from omni_runtime.connectors.wire import FRAGMENT_BYTES, WINDOW_FRAGMENTS, ProtocolError, Put
+from omni_runtime.connectors.wire import FRAGMENT_BYTES, WINDOW_FRAGMENTS, ProtocolError, Put, Slab
 from omni_runtime.logs import get_logger
 from omni_runtime.protocol.channels import CurveKeys
 
@@ -44,6 +45,8 @@ class _Outgoing:
     ready: bool = False
     finishing: bool = False  # the chunk on its way is the last one
     finished: bool = False  # and its last byte has been sent
+    fetches: bool = False  # large pieces are fetched by the consumer's sidecar (Mooncake)
+    lent: bool = False  # the first queued piece is being fetched; nothing else is sent
 
 
 class PeerSession:
@@ -58,6 +61,8 @@ class PeerSession:
         self._streams: dict[int, _Outgoing] = {}
         self._ready: deque[_Outgoing] = deque()
         self._scheduled = False
+        self._fetchers: set[int] = set()  # streams whose consumer can fetch
+        self._lent: dict[int, Put] = {}  # of streams that ended here: the other side may still read
 
     # --- from the stream table
 
@@ -65,7 +70,7 @@ class PeerSession:
         number = deliver.consumer.stream
         stream = self._streams.get(number)
         if stream is None:
-            stream = self._streams[number] = _Outgoing(number)
+            stream = self._streams[number] = _Outgoing(number, fetches=number in self._fetchers)
         stream.queue.append(deliver)
         self._make_ready(stream)
 
@@ -76,7 +81,10 @@ class PeerSession:
     @property
     def idle(self) -> bool:
         """Everything that was sent has been stored at the other side."""
-        return not any(s.queue or s.unacknowledged for s in self._streams.values())
+        return not self._lent and not any(s.queue or s.unacknowledged for s in self._streams.values())
+
+    def connector(self, stream: int) -> str:
+        return "Mooncake" if stream in self._fetchers else "TCP"
 
     # --- from the peer
 
@@ -94,6 +102,8 @@ class PeerSession:
                         self._forget(number)
                     else:
                         self._make_ready(stream)
+            case wire.Fetched():
+                self._on_fetched(message)
             case wire.Credit(number, pieces):
                 hub.apply(hub.table.credit(Port(self.session, number), pieces, now))
             case wire.Open():
@@ -104,6 +114,8 @@ class PeerSession:
                     return
                 key = Key(message.producer, message.edge, message.request)
                 port = Port(self.session, message.stream)
+                if message.fetches and hub.can_fetch(message.edge):
+                    self._fetchers.add(message.stream)
                 hub.apply(hub.table.open(port, key, message.consumer, message.credits, now))
             case wire.Cancel(number, reason):
                 self._forget(number)
@@ -115,13 +127,19 @@ class PeerSession:
         self._listener.forget(self)
         for number in list(self._streams):
             self._forget(number)
+        for put in self._lent.values():
+            self._release(put)
+        self._lent.clear()
         self._hub.session_lost(self.session, reason)
 
     # --- sending
 
     def _forget(self, number: int) -> None:
+        self._fetchers.discard(number)
         stream = self._streams.pop(number, None)
         if stream is not None:
+            if stream.lent:
+                self._lent[number] = stream.queue.popleft().piece.put
             for deliver in stream.queue:
                 self._release(deliver.piece.put)
             stream.queue.clear()
@@ -131,7 +149,7 @@ class PeerSession:
             self._hub.free(put.slab, self.session)
 
     def _make_ready(self, stream: _Outgoing) -> None:
-        if stream.queue and not stream.ready and stream.unacknowledged < WINDOW_FRAGMENTS:
+        if stream.queue and not stream.ready and not stream.lent and stream.unacknowledged < WINDOW_FRAGMENTS:
             stream.ready = True
             self._ready.append(stream)
         self._schedule()
@@ -157,6 +175,9 @@ class PeerSession:
     def _send_fragment(self, stream: _Outgoing) -> None:
         deliver = stream.queue[0]
         put = deliver.piece.put
+        if stream.sent == 0 and stream.fetches and put.slab is not None and put.length >= FETCH_BYTES:
+            self._lend(stream, put, put.slab)
+            return
         data = self._hub.arena.data(put.slab) if put.slab is not None else memoryview(deliver.piece.body)
         part = data[stream.sent : stream.sent + FRAGMENT_BYTES]
         if stream.sent == 0:
@@ -174,11 +195,57 @@ class PeerSession:
             stream.sent = 0
         self.channel.send(message, part)
         if done:
-            if put.last and put.chunk is not None:
-                metrics = self._hub.metrics
-                edge = metrics.of(metrics.edge(deliver.key.edge, deliver.key.producer, deliver.to), "TCP")
-                edge.tx.observe(max(0.0, time.time() - put.chunk.sent_at))
-            self._release(put)
+            self._sent(deliver)
+
+    def _sent(self, deliver: Deliver) -> None:
+        put, metrics = deliver.piece.put, self._hub.metrics
+        if put.last and put.chunk is not None:
+            edge = metrics.of(
+                metrics.edge(deliver.key.edge, deliver.key.producer, deliver.to),
+                self.connector(deliver.consumer.stream),
+            )
+            edge.tx.observe(max(0.0, time.time() - put.chunk.sent_at))
+        self._release(put)
+
+    # --- pieces that the other side fetches
+
+    def _lend(self, stream: _Outgoing, put: Put, slab: Slab) -> None:
+        mooncake = self._hub.mooncake
+        assert mooncake is not None
+        stream.lent = True
+        stream.unacknowledged += 1
+        if put.chunk is not None:
+            stream.finishing = put.chunk.finished
+        shown = Put(stream.stream, put.seq, put.piece, put.last, put.length, None, put.chunk)
+        self.channel.send(wire.Remote(stream.stream, shown, mooncake.segment, mooncake.address + slab.offset))
+
+    def _on_fetched(self, message: wire.Fetched) -> None:
+        kept = self._lent.pop(message.stream, None)
+        if kept is not None:
+            self._release(kept)
+            return
+        stream = self._streams.get(message.stream)
+        if stream is None or not stream.lent:
+            raise ProtocolError("Fetched without Remote")
+        stream.lent = False
+        stream.unacknowledged -= 1
+        if not message.later:
+            stream.fetches = False
+            self._hub.metrics.fallbacks.labels("fetch").inc()
+            log.warning("mooncake.fallback", stream=message.stream, reason=message.reason)
+        if message.done:
+            deliver = stream.queue.popleft()
+            put = deliver.piece.put
+            self._sent(deliver)
+            if stream.finishing and put.last:
+                self._forget(message.stream)
+                return
+        elif message.later:
+            stream.fetches, again = False, stream.fetches
+            stream.ready = True
+            self._send_fragment(stream)  # its first fragment goes over the link, and so does the rest
+            stream.ready, stream.fetches = False, again
+        self._make_ready(stream)
 
 
 class PeerListener:

@@ -171,6 +171,25 @@ class Open(_Message, frozen=True, tag=9):
     revision: Annotated[str, Meta(max_length=64)]
     contract_version: _U32
     credits: _Count
+    fetches: bool = False  # the consumer's sidecar can read large pieces out of the producer's arena (Mooncake)
+
+
+class Remote(_Message, frozen=True, tag=10):
+    """A piece to be fetched. Its bytes stay until Fetched, and nothing else of the stream is sent until then."""
+
+    stream: _U32
+    put: Put
+    segment: Annotated[str, Meta(max_length=300)]
+    address: Annotated[int, Meta(ge=0)]  # in the producer's sidecar
+
+
+class Fetched(_Message, frozen=True, tag=11):
+    """Answer to every Remote. `later`: whether the next pieces may be fetched as well."""
+
+    stream: _U32
+    done: bool  # False: send it over the link
+    later: bool
+    reason: _Reason = ""
 
 
 # --- engine -> sidecar
@@ -245,8 +264,8 @@ class Squeeze(_Message, frozen=True, tag=34):
 
 FromEngine = Attach | Bind | Put | Open | Credit | Cancel | Release | Lease | Return | Ping
 ToEngine = Attached | Rejected | Extent | Freed | Squeeze | Put | Credit | Failed | Pong
-FromConsumerSidecar = Open | Credit | Acknowledge | Cancel | Ping
-FromProducerSidecar = Put | Fragment | Failed | Pong
+FromConsumerSidecar = Open | Credit | Acknowledge | Fetched | Cancel | Ping
+FromProducerSidecar = Put | Fragment | Remote | Failed | Pong
 
 _Decoded = TypeVar("_Decoded")
 encode = msgspec.msgpack.Encoder().encode
@@ -284,6 +303,8 @@ def _decode(decoder: msgspec.msgpack.Decoder[_Decoded], header: bytes | memoryvi
 def _checked(message: _Decoded) -> _Decoded:
     if isinstance(message, Put):
         check_put(message)
+    elif isinstance(message, Remote):
+        check_put(message.put)
     return message
 
 

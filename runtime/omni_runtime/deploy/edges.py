@@ -145,10 +145,16 @@ def _connector(
     origins: Origins,
     bad: Violations,
 ) -> str:
-    """SharedMemory where both ends see one arena, else TCP. `omni run` starts all stages on one machine."""
+    """SharedMemory where both ends see one arena; else Mooncake where the profiles of both list it, else TCP.
+
+    A platform team lists Mooncake where RDMA works. `omni run` starts all stages on one machine.
+    """
     asked = node.spec.connector.type if node.spec and node.spec.connector else None
     together = target == "local" or source.pod_group == to.pod_group
+    offers = [profiles[stage.profile].spec.connectors or _EVERYWHERE for stage in (source, to)]
     fitting = ConnectorType.SHARED_MEMORY if together else ConnectorType.TCP
+    if not together and all(ConnectorType.MOONCAKE in offered for offered in offers):
+        fitting = ConnectorType.MOONCAKE
     explicit = None if asked is ConnectorType.AUTO else asked
     chosen = origins.pick(f"{key}.connector", [(PIPELINE, explicit)], fitting)
     path = f"{node.path}.connector.type"
@@ -156,11 +162,8 @@ def _connector(
         # The consumer would look for an arena that is on another machine, and wait for ever (R62).
         problem = f"{source.name} and {to.name} run in different pods"
         bad.add(path, chosen.value, problem, "use Auto or TCP, or give both stages the same podGroup")
-    elif chosen is ConnectorType.MOONCAKE:
-        bad.add(path, chosen.value, "this version has no Mooncake connector", "use Auto, SharedMemory or TCP")
     else:
-        for stage in (source, to):
-            offered = profiles[stage.profile].spec.connectors or _EVERYWHERE
+        for stage, offered in zip((source, to), offers, strict=True):
             if chosen not in offered:
                 names = ", ".join(c.value for c in offered)
                 problem = f"runtime profile {stage.profile!r} of stage {stage.name} offers only {names}"

@@ -15,7 +15,8 @@ CONTRACT_VERSION = 1  # of the wire protocol; both sides of every handshake comp
 
 ENTRY_HTTP_PORT = 8000  # OpenAI API, /health, /ready, /metrics
 ENTRY_CONTROL_PORT = 5500  # ZeroMQ ROUTER with CURVE: stage replicas register here
-SIDECAR_DATA_PORT = 5600  # ZeroMQ ROUTER with CURVE: consumers open edge streams here
+SIDECAR_DATA_PORT = 5600  # sealed TCP with the CURVE keys: consumers open edge streams here
+MOONCAKE_PORTS = (5610, 5641)  # first and last; its transfer engine takes two of them
 ENGINE_HTTP_PORT = 8081  # probes and /metrics of an engine; +1 per further engine in the same pod
 SIDECAR_HTTP_PORT = 8089  # probes and /metrics of the connector sidecar
 
@@ -95,7 +96,7 @@ class EdgePlan(msgspec.Struct, frozen=True):
     to: str
     payload: PayloadContract
     mode: str  # asyncChunk | fullPayload
-    connector: str  # SharedMemory | TCP, never Auto
+    connector: str  # SharedMemory | TCP | Mooncake, never Auto
     initial_frames: int
     frames: int
     left_context_frames: int

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,9 +26,9 @@ FULL = "encoder->decoder"
 MIB = 1 << 20
 
 
-def a_plan(revision: str = "r1", contract_version: int = 1) -> ResolvedPlan:
+def a_plan(revision: str = "r1", contract_version: int = 1, connector: str = "TCP") -> ResolvedPlan:
     def edge(source: str, to: str, mode: str) -> EdgePlan:
-        return EdgePlan(source, to, PayloadContract.THINKER_HIDDEN, mode, "TCP", 1, 1, 0)
+        return EdgePlan(source, to, PayloadContract.THINKER_HIDDEN, mode, connector, 1, 1, 0)
 
     return ResolvedPlan(
         pipeline="p",
@@ -163,3 +164,38 @@ async def whole_stream(client: SidecarEdgeClient, deadline_s: float = 60) -> lis
             if event.payload.finished:
                 break
     return chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    up: SidecarEdgeClient
+    down: SidecarEdgeClient
+    hosts: tuple[Host, ...]
+
+    async def nothing_left(self) -> None:
+        gc.collect()
+        await until(lambda: all(h.arena_used == 0 for h in self.hosts))
+        await until(lambda: all(len(h.sidecar.hub.table) == 0 and len(h.sidecar.links) == 0 for h in self.hosts))
+        await until(lambda: all(h.sidecar.listener.idle for h in self.hosts))
+
+
+@asynccontextmanager
+async def a_pair(
+    site: Site,
+    mode: str,
+    *,
+    arena_bytes: int = 16 * MIB,
+    up: ClientLimits | None = None,
+    down: ClientLimits | None = None,
+    **options: object,
+) -> AsyncIterator[Pair]:
+    """Modes: same pod, two pods (TCP), mooncake (two pods)."""
+    async with AsyncExitStack() as stack:
+        plan = a_plan(connector="Mooncake") if mode == "mooncake" else site.plan
+        host = await stack.enter_async_context(site.sidecar("pod-a", arena_bytes, plan=plan, **options))
+        hosts = (host,)
+        if mode != "same pod":
+            hosts = (host, await stack.enter_async_context(site.sidecar("pod-b", arena_bytes, plan=plan, **options)))
+        producing = await stack.enter_async_context(hosts[0].engine("thinker-0", limits=up))
+        consuming = await stack.enter_async_context(hosts[-1].engine("talker-0", limits=down))
+        yield Pair(producing, consuming, hosts)

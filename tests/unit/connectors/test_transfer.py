@@ -6,8 +6,6 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -21,10 +19,10 @@ from tests.unit.connectors.kit import (
     EDGE,
     FULL,
     MIB,
-    Host,
     Site,
     a_chunk,
     a_failure,
+    a_pair,
     producer,
     rows,
     some_bytes,
@@ -33,41 +31,7 @@ from tests.unit.connectors.kit import (
     whole_stream,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    up: SidecarEdgeClient
-    down: SidecarEdgeClient
-    hosts: tuple[Host, ...]
-
-    async def nothing_left(self) -> None:
-        gc.collect()
-        await until(lambda: all(h.arena_used == 0 for h in self.hosts))
-        await until(lambda: all(len(h.sidecar.hub.table) == 0 and len(h.sidecar.links) == 0 for h in self.hosts))
-        await until(lambda: all(h.sidecar.listener.idle for h in self.hosts))
-
-
 MODES = pytest.mark.parametrize("mode", ["same pod", "two pods"])
-
-
-@asynccontextmanager
-async def a_pair(
-    site: Site,
-    mode: str,
-    *,
-    arena_bytes: int = 16 * MIB,
-    up: ClientLimits | None = None,
-    down: ClientLimits | None = None,
-    **options: object,
-) -> AsyncIterator[Pair]:
-    async with AsyncExitStack() as stack:
-        host = await stack.enter_async_context(site.sidecar("pod-a", arena_bytes, **options))
-        hosts = (host,)
-        if mode == "two pods":
-            hosts = (host, await stack.enter_async_context(site.sidecar("pod-b", arena_bytes, **options)))
-        producing = await stack.enter_async_context(hosts[0].engine("thinker-0", limits=up))
-        consuming = await stack.enter_async_context(hosts[-1].engine("talker-0", limits=down))
-        yield Pair(producing, consuming, hosts)
 
 
 SIZES = (0, 1, 63, INLINE_BYTES, INLINE_BYTES + 1, 300_000, 1 * MIB, 3 * MIB + 7)

@@ -42,6 +42,13 @@ PROFILES = {
             """,
         ),
         a_profile(
+            "rdma",
+            """
+            {vendor: nvidia, images: {runtime: omni-cuda}, connectors: [SharedMemory, TCP, Mooncake],
+             deviceClasses: [{name: nvidia-h100-80gb, resourceName: nvidia.com/gpu, memory: 80Gi}]}
+            """,
+        ),
+        a_profile(
             "upstream",
             """
             {vendor: nvidia, backend: vllm-omni, images: {runtime: x},

@@ -19,7 +19,7 @@ CASES = [
     ),
     pytest.param(
         QWEN + "stages: [{name: talker, runtimeProfile: rocm}]",
-        "spec.stages[0].runtimeProfile", "rocm", "no OmniRuntimeProfile", "cpu, cuda, tcp-only, upstream",
+        "spec.stages[0].runtimeProfile", "rocm", "no OmniRuntimeProfile", "cpu, cuda, rdma, tcp-only, upstream",
         id="unknown profile of a stage",
     ),
     pytest.param(
@@ -141,8 +141,8 @@ edges: [{from: a, to: b}]""",
     ),
     pytest.param(
         QWEN + "edges: [{from: talker, to: code2wav, connector: {type: Mooncake}}]",
-        "spec.edges[0].connector.type", "Mooncake", "no Mooncake", "SharedMemory or TCP",
-        id="a connector that this version does not have",
+        "spec.edges[0].connector.type", "Mooncake", "offers only SharedMemory, TCP", "use SharedMemory, TCP",
+        id="Mooncake where the profile does not list it",
     ),
     pytest.param(
         SMOL + """

@@ -101,6 +101,15 @@ class TestPods:
             "talker->code2wav": "SharedMemory",
         }
 
+    def test_auto_takes_mooncake_where_both_profiles_list_it(self) -> None:
+        pod = "stages: [{name: thinker, podGroup: a}, {name: talker, podGroup: s}, {name: code2wav, podGroup: s}]"
+        everywhere = resolved(QWEN + "runtimeProfile: rdma\n" + pod)
+        assert [e.connector for e in everywhere.edges] == ["Mooncake", "SharedMemory"]
+        one_end = resolved(QWEN + "stages: [{name: thinker, runtimeProfile: rdma}]")
+        assert [e.connector for e in one_end.edges] == ["TCP", "TCP"]
+        asked = "edges: [{from: thinker, to: talker, connector: {type: TCP}}]"
+        assert resolved(QWEN + "runtimeProfile: rdma\n" + asked).edges[0].connector == "TCP"
+
     def test_one_machine_shares_memory_everywhere_unless_told_otherwise(self) -> None:
         assert {e.connector for e in resolved(QWEN, target="local").edges} == {"SharedMemory"}
         tcp = "edges: [{from: thinker, to: talker, connector: {type: TCP}}]"

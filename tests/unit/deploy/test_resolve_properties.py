@@ -178,7 +178,7 @@ def test_a_plan_keeps_its_promises(spec: dict[str, Any]) -> None:
     assert plan.revision == revision_of(plan)
     place = {stage.name: i for i, stage in enumerate(plan.stages)}
     assert all(place[e.source] < place[e.to] for e in plan.edges), "topological order"
-    assert {e.connector for e in plan.edges} <= {"SharedMemory", "TCP"}, "Auto is a wish, not a plan"
+    assert {e.connector for e in plan.edges} <= {"SharedMemory", "TCP", "Mooncake"}, "Auto is a wish, not a plan"
     for leader, members in plan.pod_groups().items():
         assert members[0].name == leader
 

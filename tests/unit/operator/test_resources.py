@@ -168,6 +168,10 @@ def test_data_port_only_for_consumers() -> None:
     rules = build_stage_policy(SCOPE, "thinker", {"talker"}).body["spec"]["ingress"]
     data = next(r for r in rules if r["ports"] == [{"port": 5600, "protocol": "TCP"}])
     assert data["from"][0]["podSelector"]["matchExpressions"][0]["values"] == ["talker"]
+    assert all(p["port"] != 5610 for rule in rules for p in rule["ports"])
+    rules = build_stage_policy(SCOPE, "thinker", {"talker", "vocoder"}, {"vocoder"}).body["spec"]["ingress"]
+    fetched = next(r for r in rules if r["ports"] == [{"port": 5610, "endPort": 5641, "protocol": "TCP"}])
+    assert fetched["from"][0]["podSelector"]["matchExpressions"][0]["values"] == ["vocoder"]
     alone = build_stage_policy(SCOPE, "code2wav", set()).body["spec"]["ingress"]
     assert all(p["port"] != 5600 for rule in alone for p in rule["ports"])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from omni_crds.v1alpha1.graph import ConnectorType
 from omni_crds.v1alpha1.runtimeprofile import EngineBackend, OmniRuntimeProfile
 from omni_operator.kinds import PROFILE
 from omni_webhooks.context import Context
@@ -16,10 +15,6 @@ def check(change: Change[OmniRuntimeProfile], context: Context) -> Iterator[Advi
     spec = change.new.spec
     if spec.backend is EngineBackend.VLLM_OMNI:
         yield Advice("spec.backend", "vllm-omni: this version does not run it; pipelines with this profile are refused")
-    if spec.connectors and ConnectorType.MOONCAKE in spec.connectors:
-        yield Advice(
-            "spec.connectors", "Mooncake: this version has no such connector; edges that ask for it are refused"
-        )
 
 
 RULE = Rule("UnsupportedRuntime", PROFILE, check)

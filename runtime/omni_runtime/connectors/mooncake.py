@@ -1,0 +1,89 @@
+"""Mooncake Transfer Engine between two sidecars: the consumer's reads from the producer's arena into its own.
+
+Descriptors, credits and ends still travel over the sealed link; only the bytes of large pieces go this way. RDMA by
+configuration; over TCP the engine neither authenticates nor encrypts, so it is for networks that the pipeline owns,
+behind the edge's NetworkPolicy. Where it cannot start, or a fetch fails, the bytes go over the sealed link.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+from omni_runtime.connectors.arena import Arena
+from omni_runtime.connectors.wire import Slab
+from omni_runtime.deploy.plan import MOONCAKE_PORTS
+
+START_SECONDS: Final = 10.0
+FETCH_BYTES: Final = 256 << 10  # smaller pieces are on their way before a fetch could be arranged
+_SEGMENT = re.compile(r"[A-Za-z0-9.:\[\]%-]{1,253}:[0-9]{1,5}")
+_THREADS: Final = 2
+
+
+class MooncakeUnavailable(Exception):
+    """The engine cannot start here; the reason is for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class MooncakeOptions:
+    protocol: str = "tcp"  # tcp | rdma
+    device: str = ""  # name of the RDMA device; empty: the engine chooses by topology
+
+
+class Mooncake:
+    """A started engine whose registered memory is the arena. `fetch` blocks; `submit` runs it in a thread."""
+
+    def __init__(self, engine: Any, arena: Arena, segment: str) -> None:
+        self.segment = segment
+        self._engine = engine
+        self._anchor: Any = ctypes.c_char.from_buffer(arena.view)
+        self.address = ctypes.addressof(self._anchor)
+        self._threads = ThreadPoolExecutor(_THREADS, "mooncake")
+        self._length = arena.length
+        self._closed = threading.Event()
+
+    @classmethod
+    def start(cls, arena: Arena, host: str, options: MooncakeOptions) -> Mooncake:
+        """Blocks for a moment. Raises MooncakeUnavailable."""
+        os.environ.setdefault("MC_MIN_RPC_PORT", str(MOONCAKE_PORTS[0]))
+        os.environ.setdefault("MC_MAX_RPC_PORT", str(MOONCAKE_PORTS[1]))
+        os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+        os.environ.setdefault("GLOG_minloglevel", "2")
+        try:
+            from mooncake.engine import TransferEngine
+        except (ImportError, OSError) as error:
+            raise MooncakeUnavailable(f"package mooncake-transfer-engine cannot be loaded: {error}") from error
+        if options.protocol == "rdma" and not arena.commit(0, arena.length):
+            raise MooncakeUnavailable("registering for RDMA needs the whole arena in memory, and its volume is full")
+        engine = TransferEngine()
+        if engine.initialize(host, "P2PHANDSHAKE", options.protocol, options.device):
+            where = f" on {options.device}" if options.device else ""
+            raise MooncakeUnavailable(f"the transfer engine does not start with {options.protocol}{where}")
+        self = cls(engine, arena, f"{host}:{engine.get_rpc_port()}")
+        if engine.register_memory(self.address, arena.length):
+            self.close()
+            raise MooncakeUnavailable(f"the transfer engine cannot register the arena of {arena.length} bytes")
+        return self
+
+    def fetch(self, segment: str, address: int, slab: Slab) -> bool:
+        """Read `slab.length` bytes at `address` of the other arena into the slab. False if that failed."""
+        if self._closed.is_set() or _SEGMENT.fullmatch(segment) is None or slab.offset + slab.length > self._length:
+            return False
+        status: int = self._engine.transfer_sync_read(segment, self.address + slab.offset, address, slab.length)
+        return status == 0
+
+    @property
+    def threads(self) -> ThreadPoolExecutor:
+        return self._threads
+
+    def close(self) -> None:
+        """Waits for fetches that run: they write to the arena."""
+        self._closed.set()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._engine.unregister_memory(self.address)
+        self._anchor = None

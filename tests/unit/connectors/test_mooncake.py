@@ -1,0 +1,159 @@
+"""Edges of type Mooncake: large pieces are fetched by the transfer engine, everything else as between any two pods."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omni_runtime.connectors import mooncake
+from omni_runtime.connectors.api import ChunkReceived
+from omni_runtime.connectors.client import ClientLimits
+from omni_runtime.errors import StreamClosed
+from tests.unit.connectors.kit import (
+    EDGE,
+    MIB,
+    Pair,
+    Site,
+    a_chunk,
+    a_failure,
+    a_pair,
+    a_plan,
+    producer,
+    rows,
+    some_bytes,
+    until,
+    whole_stream,
+)
+
+LARGE = 600_000
+
+
+@pytest.fixture
+async def pair(site: Site) -> AsyncIterator[Pair]:
+    async with a_pair(site, "mooncake") as pair:
+        yield pair
+
+
+def fallbacks(pair: Pair, reason: str) -> float:
+    return sum(h.sidecar.metrics.fallbacks.labels(reason)._value.get() for h in pair.hosts)
+
+
+async def feed(pair: Pair, request: str, sizes: tuple[int, ...]) -> None:
+    for n, size in enumerate(sizes):
+        await pair.up.put(request, EDGE, rows(some_bytes(size, n), start=n, finished=n == len(sizes) - 1))
+
+
+async def exact(pair: Pair, request: str, sizes: tuple[int, ...]) -> None:
+    await pair.down.open(request, producer(pair.up))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(feed(pair, request, sizes))
+        got = await whole_stream(pair.down)
+    assert [c.seq for c in got] == list(range(len(sizes)))
+    for chunk, size in zip(got, sizes, strict=True):
+        assert np.array_equal(chunk.payload.tensors["rows"], some_bytes(size, chunk.seq)), chunk.seq
+    del got, chunk
+
+
+async def test_large_pieces_are_fetched_and_small_ones_keep_their_place(pair: Pair) -> None:
+    await exact(pair, "r", (10, LARGE, 5, LARGE, 100_000, 3 * MIB, 0, LARGE))
+    text = pair.hosts[0].sidecar.metrics.render().decode()
+    assert 'omni:connector_chunks_total{connector="Mooncake"' in text
+    assert fallbacks(pair, "fetch") == fallbacks(pair, "unavailable") == 0
+    await pair.nothing_left()
+
+
+async def test_a_chunk_larger_than_the_arena(site: Site) -> None:
+    async with a_pair(site, "mooncake", arena_bytes=8 * MIB, up=ClientLimits(arena_wait_s=0.05)) as pair:
+        await exact(pair, "r", (40 * MIB, LARGE))
+        await pair.nothing_left()
+
+
+async def test_many_requests_at_once(pair: Pair) -> None:
+    """R26, R39."""
+    names = [f"request-{n}" for n in range(20)]
+    for name in names:
+        await pair.down.open(name, producer(pair.up))
+    async with asyncio.TaskGroup() as group:
+        for index, name in enumerate(names):
+            group.create_task(feed(pair, name, (LARGE + index, 100, LARGE + index)))
+        for _ in range(60):
+            chunk = await a_chunk(pair.down)
+            size = 100 if chunk.seq == 1 else LARGE + names.index(chunk.request)
+            assert np.array_equal(chunk.payload.tensors["rows"], some_bytes(size, chunk.seq))
+    del chunk
+    await pair.nothing_left()
+
+
+@pytest.mark.parametrize("who", ["consumer", "producer"])
+async def test_abort_while_pieces_are_fetched(pair: Pair, who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R11, R12: the producer's bytes stay until the thread that reads them has ended, whoever gives up meanwhile."""
+    gate = asyncio.Event()
+    loop, fetch = asyncio.get_running_loop(), mooncake.Mooncake.fetch
+
+    def held(self: mooncake.Mooncake, *place: Any) -> bool:
+        asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(30)
+        return fetch(self, *place)
+
+    monkeypatch.setattr(mooncake.Mooncake, "fetch", held)
+    await pair.down.open("r", producer(pair.up))
+    await pair.up.put("r", EDGE, rows(some_bytes(LARGE)))
+    await until(lambda: pair.hosts[1].arena_used == LARGE)
+    await (pair.down if who == "consumer" else pair.up).abort("r")
+    if who == "consumer":
+        with pytest.raises(StreamClosed):
+            async with asyncio.timeout(30):
+                while True:
+                    await pair.up.put("r", EDGE, rows(some_bytes(9), start=1))
+    else:
+        assert (await a_failure(pair.down)).code == "UpstreamLost"
+    assert [h.arena_used for h in pair.hosts] == [LARGE, LARGE]
+    gate.set()
+    await pair.nothing_left()
+
+
+async def test_a_fetch_that_fails_goes_over_tcp(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mooncake.Mooncake, "fetch", lambda *_: False)
+    await exact(pair, "r", (LARGE, 5, LARGE, LARGE))
+    assert fallbacks(pair, "fetch") == 2, "told at both ends, once: the stream does not try again"
+    await pair.nothing_left()
+
+
+async def test_an_engine_that_cannot_start_is_told_and_the_edge_goes_over_tcp(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.startswith("mooncake"):
+            raise ImportError("libibverbs.so.1: cannot open shared object file")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    async with a_pair(site, "mooncake") as pair:
+        await exact(pair, "r", (LARGE, 5, LARGE))
+        assert fallbacks(pair, "unavailable") >= 2
+        text = pair.hosts[0].sidecar.metrics.render().decode()
+        assert "omni:connector_mooncake_up 0.0" in text
+        assert 'omni:connector_chunks_total{connector="TCP"' in text
+        await pair.nothing_left()
+
+
+async def test_a_dead_producer_pod_in_mid_fetch_is_told(site: Site) -> None:
+    async with site.sidecar("pod-b", plan=(plan := a_plan(connector="Mooncake"))) as near:
+        async with site.sidecar("pod-a", plan=plan) as far, far.engine("thinker-0") as up:
+            async with near.engine("talker-0") as down:
+                await down.open("r", producer(up))
+                await up.put("r", EDGE, rows(some_bytes(LARGE)))
+                await far.sidecar.close()
+                while True:
+                    event = await asyncio.wait_for(anext(down.events()), 20)
+                    if not isinstance(event, ChunkReceived):
+                        break
+                assert event.code == "UpstreamLost"
+                del event
+        await until(lambda: near.arena_used == 0 and len(near.sidecar.links) == 0)
