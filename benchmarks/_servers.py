@@ -37,7 +37,7 @@ from omni_runtime.stages.ar_vllm.arguments import engine_arguments, environment
 from omni_runtime.stages.context import EngineContext, resolve_model
 from omni_runtime.stages.worker import engine_threads
 
-STARTUP_SECONDS = 300.0
+STARTUP_SECONDS = 900.0
 _T = TypeVar("_T")
 _WORKER = "omni_runtime.stages.worker"
 
