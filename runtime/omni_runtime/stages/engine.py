@@ -115,6 +115,14 @@ class Speaker(Protocol):
 
 
 @runtime_checkable
+class PacedEngine(Protocol):
+    """What a producer has beyond StageEngine if it fits its chunks to the consumer (edges with sizing adaptive)."""
+
+    def taken(self, request: str, edge: str, waiting: int) -> None:
+        """The consumer has taken a chunk of this edge; `waiting` others are made and wait for it."""
+
+
+@runtime_checkable
 class SleepingEngine(Protocol):
     """What an engine has beyond StageEngine if it can give its memory back and keep its process.
 

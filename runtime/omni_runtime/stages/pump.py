@@ -33,6 +33,11 @@ class Pump:
     def add(self, payload: Payload) -> None:
         self._queue.put_nowait(payload)
 
+    @property
+    def waiting(self) -> int:
+        """Chunks that the consumer has not taken yet."""
+        return self._queue.qsize()
+
     async def _run(self) -> None:
         finished = False
         while not finished:

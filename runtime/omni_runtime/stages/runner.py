@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 from omni_runtime.errors import OmniError
 from omni_runtime.protocol.payload import Payload
-from omni_runtime.stages.engine import EngineStats, Failed, SleepingEngine, StageEngine, StageOutput, StageRequest
+from omni_runtime.stages.engine import (
+    EngineStats,
+    Failed,
+    PacedEngine,
+    SleepingEngine,
+    StageEngine,
+    StageOutput,
+    StageRequest,
+)
 
 POLL_SECONDS = 0.5  # upper bound of one blocking poll; `wake` ends it early
 
@@ -63,6 +71,16 @@ class EngineRunner:
 
     def feed(self, request: str, edge: str, payload: Payload) -> None:
         self._post(lambda: self._guarded(request, lambda: self._engine.feed(request, edge, payload)))
+
+    def taken(self, request: str, edge: str, waiting: int) -> None:
+        """What a producer of adaptive chunks hears of its consumer; others do not care."""
+
+        def tell() -> Sequence[RunnerEvent]:
+            if isinstance(self._engine, PacedEngine):
+                self._engine.taken(request, edge, waiting)
+            return ()
+
+        self._post(tell)
 
     def abort(self, request: str) -> None:
         """`EngineStopped` follows, whether or not the engine knew the request."""

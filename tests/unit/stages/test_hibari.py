@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from omni_runtime.errors import InvalidRequest
 from omni_runtime.protocol.payload import Payload
@@ -12,7 +13,7 @@ from tests.unit.stages.plans import TALKER_EDGE, THINKER_EDGE, a_context, a_plan
 
 hibari = pytest.importorskip("hibari")
 
-from omni_runtime.stages.hibari.acoustic import SPECTRA, HibariAcousticEngine, PhraseFrames, chunk_bounds  # noqa: E402
+from omni_runtime.stages.hibari.acoustic import SPECTRA, HibariAcousticEngine, PhraseFrames  # noqa: E402
 from omni_runtime.stages.hibari.synthesis import Noise, PhraseSynthesis  # noqa: E402
 from omni_runtime.stages.hibari.vocoder import HibariVocoderEngine  # noqa: E402
 
@@ -85,11 +86,6 @@ def test_most_of_a_chunk_leaves_at_once(phrase: PhraseFrames) -> None:
     assert PhraseSynthesis(Noise(0)).push(head, phrase.f0[:24], last=False).size >= (24 - 5) * 300
 
 
-def test_chunk_bounds() -> None:
-    assert list(chunk_bounds(70, 0, 8, 24)) == [(0, 8), (8, 32), (32, 56), (56, 70)]
-    assert list(chunk_bounds(30, 70, 8, 24)) == [(0, 24), (24, 30)]
-
-
 def segment(text: str, start: int = 0, *, finished: bool = False) -> Payload:
     utf8 = np.frombuffer(text.encode(), np.uint8)
     return Payload(start=start, rows=len(utf8), finished=finished, tensors={"utf8": utf8} if text else {})
@@ -151,6 +147,34 @@ def test_pcm_is_complete_and_depends_on_the_seed_alone_r27(
         assert np.array_equal(
             np.concatenate([np.frombuffer(o.pcm, "<f4") for o in together if o.request == name]), alone
         )
+
+
+@pytest.mark.parametrize(
+    ("chunk", "sizing"), [((1, 1, 0), "fixed"), ((5, 40, 0), "ramp"), ((8, 24, 0), "adaptive"), ((96, 96, 0), "fixed")]
+)
+def test_full_payload_and_every_chunking_give_the_same_audio(
+    acoustic: HibariAcousticEngine, vocoder: HibariVocoderEngine, chunk: tuple[int, int, int], sizing: str
+) -> None:
+    plan = a_plan(chunk=chunk)
+    edge = plan.edges[1]
+    texts = ("A first sentence, said slowly.", "A second one.")
+    audio = {}
+    for name, mode in (("chunked", "asyncChunk"), ("whole", "fullPayload")):
+        engine = HibariAcousticEngine(
+            a_context(replace(plan, edges=(plan.edges[0], replace(edge, sizing=sizing, mode=mode))), "talker")
+        )
+        engine._net = acoustic._net
+        engine.submit(StageRequest("r", {}, {}, (THINKER_EDGE,), (TALKER_EDGE,)))
+        engine.feed("r", THINKER_EDGE, segment(texts[0]))
+        early = [o for o in drain(engine) if isinstance(o, EdgeOut)]
+        assert bool(early) is (name == "chunked"), "a whole payload waits for the end"
+        engine.taken("r", TALKER_EDGE, 2)
+        engine.feed("r", THINKER_EDGE, segment(texts[1], finished=True))
+        late = [o for o in drain(engine) if isinstance(o, EdgeOut)]
+        audio[name] = decode(vocoder, [o.payload for o in early + late], request=name)
+    assert audio["chunked"].shape == audio["whole"].shape
+    assert np.abs(audio["chunked"] - audio["whole"]).max() <= 1e-5
+    assert np.abs(audio["whole"]).max() > 0.05
 
 
 def test_an_answer_without_a_sound_ends_well(acoustic: HibariAcousticEngine, vocoder: HibariVocoderEngine) -> None:

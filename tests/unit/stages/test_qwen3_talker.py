@@ -17,6 +17,7 @@ import torch
 
 from omni_runtime.errors import EngineError, InvalidRequest
 from omni_runtime.protocol.payload import Payload
+from omni_runtime.stages.chunks import ChunkPolicy
 from omni_runtime.stages.context import EngineContext
 from omni_runtime.stages.engine import CodesOut, Done, EdgeOut, Failed, StageOutput, StageRequest, Started
 from omni_runtime.stages.qwen3_omni.decoder import TalkerDecoder
@@ -138,6 +139,36 @@ def test_a_shift_of_one_row_is_noticed(reference: Reference, expected: list[Expe
         for k in range(4)
     ]
     assert all(not same(s.codes, e) for s, e in zip(shifted, expected, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("mode", "sizing", "waiting", "sizes"),
+    [
+        ("asyncChunk", "ramp", 0, [4, 5, 4]),
+        ("asyncChunk", "adaptive", 0, [4, 4, 4, 1]),
+        ("asyncChunk", "adaptive", 3, [4, 5, 4]),
+        ("fullPayload", "fixed", 0, [13]),
+    ],
+)
+def test_when_codes_leave_is_the_edges_matter_and_what_they_are_is_not(
+    expected: list[Expected], mode: str, sizing: str, waiting: int, sizes: list[int]
+) -> None:
+    want = next(e for e in expected if len(e.codes) == 13)
+    engine = an_engine(1)
+    edge = replace(engine._edge, mode=mode, sizing=sizing)
+    engine._chunks = ChunkPolicy.of(edge)
+    start(engine, "r")
+    for payload in want.payloads(sizes=50):
+        engine.feed("r", THINKER_EDGE, payload)
+    payloads: list[Payload] = []
+    while (step := engine._step()) is not None:
+        for output in step:
+            if isinstance(output, EdgeOut):
+                payloads.append(output.payload)
+                engine.taken("r", TALKER_EDGE, waiting)
+    assert [p.rows for p in payloads] == sizes
+    assert [p.finished for p in payloads] == [False] * (len(sizes) - 1) + [True]
+    assert np.array_equal(np.concatenate([p.tensors["codes"] for p in payloads]), want.codes)
 
 
 def test_late_text_stalls_the_row_and_changes_nothing(engine: Qwen3OmniTalkerEngine, expected: list[Expected]) -> None:

@@ -6,7 +6,7 @@ A frame is 12.5 ms: five spectra of 601 bins and f0. A phrase is one run of the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from omni_runtime.errors import InvalidRequest
 from omni_runtime.protocol.payload import Payload
 from omni_runtime.serving.params import StageParams, from_map
+from omni_runtime.stages.chunks import ChunkPlanner, ChunkPolicy
 from omni_runtime.stages.context import EngineContext
 from omni_runtime.stages.engine import Done, EdgeOut, EngineStats, StageOutput, StageRequest, Started
 from omni_runtime.stages.turns import Turns
@@ -39,26 +40,15 @@ class PhraseFrames:
 @dataclass(slots=True)
 class _Speaking:
     edge: str | None
+    chunks: ChunkPlanner
     speed: float = 1.0  # of the request, on top of the stage's own
     segments: deque[str] = field(default_factory=deque)
     upstream_finished: bool = False
     started: bool = False
     frames: int = 0
     phrases: int = 0
+    withheld: list[EdgeOut] = field(default_factory=list)  # mode fullPayload
     characters: int = 0
-
-
-def chunk_bounds(frames: int, position: int, initial: int, regular: int) -> Iterator[tuple[int, int]]:
-    """Cut a phrase into chunks: the request's very first one is `initial` frames long, all others `regular`.
-
-    position: frames of the request before this phrase.
-    """
-    start = 0
-    while start < frames:
-        size = initial if position + start == 0 else regular
-        end = min(frames, start + size)
-        yield start, end
-        start = end
 
 
 class HibariAcousticEngine:
@@ -74,6 +64,7 @@ class HibariAcousticEngine:
         self._capacity = context.stage.max_concurrency
         (edge,) = context.outputs
         self._edge = edge
+        self._chunks = ChunkPolicy.of(edge)
         self._net: Any = None
         self._requests: Turns[_Speaking] = Turns()
 
@@ -90,7 +81,7 @@ class HibariAcousticEngine:
         params = from_map(request.params)
         self._check(params)
         edge = self._edge.name if self._edge.name in request.downstream_edges else None
-        self._requests.add(request.request, _Speaking(edge=edge, speed=params.speed))
+        self._requests.add(request.request, _Speaking(edge=edge, chunks=ChunkPlanner(self._chunks), speed=params.speed))
 
     def _check(self, params: StageParams) -> None:
         """Only the voice that is loaded: a name of a client never becomes a path or a download (R58)."""
@@ -109,6 +100,11 @@ class HibariAcousticEngine:
             state.characters += len(text)
         state.upstream_finished = state.upstream_finished or payload.finished
         self._requests.wake()
+
+    def taken(self, request: str, edge: str, waiting: int) -> None:
+        state = self._requests.get(request)
+        if state is not None:
+            state.chunks.feedback(waiting)
 
     def poll(self, timeout_s: float) -> Sequence[StageOutput]:
         outputs = self._step()
@@ -154,11 +150,12 @@ class HibariAcousticEngine:
             phrase = self.run(phonemes, state.speed)
             if phrase is None:
                 continue
-            bounds = chunk_bounds(phrase.frames, state.frames, self._edge.initial_frames, self._edge.frames)
-            for start, end in bounds:
+            end = 0
+            for size in state.chunks.take(phrase.frames, flush=True):  # a chunk belongs to one phrase
+                start, end = end, end + size
                 payload = Payload(
                     start=state.frames + start,
-                    rows=end - start,
+                    rows=size,
                     finished=False,
                     tensors={
                         **{name: np.ascontiguousarray(phrase.spectra[name][start:end]) for name in SPECTRA},
@@ -167,7 +164,7 @@ class HibariAcousticEngine:
                     meta={"phrase": state.phrases, "phrase_end": end == phrase.frames},
                 )
                 if state.edge is not None:
-                    outputs.append(EdgeOut(request, state.edge, payload))
+                    (state.withheld if self._chunks.whole else outputs).append(EdgeOut(request, state.edge, payload))
             state.frames += phrase.frames
             state.phrases += 1
         return outputs
@@ -184,6 +181,7 @@ class HibariAcousticEngine:
     def _finish(self, request: str, state: _Speaking) -> list[StageOutput]:
         self._requests.remove(request)
         outputs: list[StageOutput] = [] if state.started else [Started(request)]
+        outputs.extend(state.withheld)
         if state.edge is not None:
             outputs.append(EdgeOut(request, state.edge, Payload(start=state.frames, rows=0, finished=True)))
         outputs.append(Done(request, "stop", prompt_tokens=state.characters, frames=state.frames))

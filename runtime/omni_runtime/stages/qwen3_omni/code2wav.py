@@ -7,9 +7,9 @@ run over all frames (clicks and 1.2 % shorter audio otherwise, R20).
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -18,29 +18,23 @@ import torch
 from omni_runtime.errors import EngineError
 from omni_runtime.platforms.devices import pick_device, pick_dtype
 from omni_runtime.protocol.payload import Payload
+from omni_runtime.stages.chunks import kept_samples
 from omni_runtime.stages.context import EngineContext
-from omni_runtime.stages.engine import AudioOut, Done, EngineStats, StageOutput, StageRequest, Started
+from omni_runtime.stages.engine import AudioOut, StageRequest
 from omni_runtime.stages.qwen3_omni.loading import load_parts
-from omni_runtime.stages.turns import Turns
+from omni_runtime.stages.streaming import StreamingDecoder, Turn
 
 SAMPLE_RATE = 24_000
+PIECE_FRAMES = 128  # of a long chunk in one step: bounds memory, and what others wait for
 
 
-@dataclass(slots=True, eq=False)
-class _Decoding:
-    chunks: deque[Payload] = field(default_factory=deque)
+@dataclass(slots=True)
+class _Decoded:
     context: np.ndarray | None = None  # int32 [frames, quantizers], the last frames that were decoded
-    frames: int = 0
-    started: bool = False
 
 
-def kept_samples(context: int, frames: int, upsample: int, tail: int) -> tuple[int, int]:
-    """Which samples of a run over `context` + `frames` frames are new: all that the run before did not give."""
-    return max(0, context * upsample - tail), (context + frames) * upsample - tail
-
-
-class Qwen3OmniCode2WavEngine:
-    """At each step, one chunk of every request that has one, in one batch."""
+class Qwen3OmniCode2WavEngine(StreamingDecoder[_Decoded]):
+    """At each step, one chunk of every request that has one; those of similar length in one run of the decoder."""
 
     def __init__(self, context: EngineContext) -> None:
         options = context.options()
@@ -51,10 +45,8 @@ class Qwen3OmniCode2WavEngine:
         options.reject_unknown()
         (edge,) = context.inputs
         self._left = edge.left_context_frames
-        self._capacity = context.stage.max_concurrency
-        self._requests: Turns[_Decoding] = Turns()
-
-    # --- StageEngine
+        concurrency = context.stage.max_concurrency
+        super().__init__(capacity=concurrency, batch=concurrency)
 
     def load(self) -> None:
         if self._threads:
@@ -76,82 +68,52 @@ class Qwen3OmniCode2WavEngine:
             codes = torch.zeros((1, self._quantizers, probe), dtype=torch.long, device=self._device)
             self._tail = probe * self._upsample - int(self._decoder(codes).shape[-1])
 
-    def submit(self, request: StageRequest) -> None:
-        self._requests.add(request.request, _Decoding())
+    def begin(self, request: StageRequest) -> _Decoded:
+        return _Decoded()
 
-    def feed(self, request: str, edge: str, payload: Payload) -> None:
-        state = self._requests.get(request)
-        if state is None:
-            return
-        if payload.rows:
-            codes = np.asarray(payload.tensors["codes"])
-            if codes.shape != (payload.rows, self._quantizers) or codes.min() < 0 or codes.max() >= self._codebook:
-                raise EngineError(
-                    f"codes {codes.shape} in {codes.min()}..{codes.max()} are not {self._quantizers} codes below "
-                    f"{self._codebook} for each of {payload.rows} frames"
-                )
-        state.chunks.append(payload)
-        self._requests.wake()
-
-    def poll(self, timeout_s: float) -> Sequence[StageOutput]:
-        outputs = self._step()
-        if not outputs and timeout_s > 0:
-            self._requests.wait(timeout_s)
-            outputs = self._step()
-        return outputs
-
-    def wake(self) -> None:
-        self._requests.wake()
-
-    def abort(self, request: str) -> None:
-        self._requests.remove(request)
-
-    def health(self) -> str | None:
-        return None
-
-    def stats(self) -> EngineStats:
-        waiting = sum(1 for _, s in self._requests if not s.started)
-        return EngineStats(waiting=waiting, running=len(self._requests) - waiting, capacity=self._capacity)
-
-    def close(self) -> None:
-        for request, _ in self._requests:
-            self._requests.remove(request)
-
-    # --- one step
-
-    def _step(self) -> list[StageOutput]:
-        turn = [(request, state, state.chunks.popleft()) for request, state in self._requests if state.chunks]
-        outputs: list[StageOutput] = []
-        for request, state, _ in turn:
-            if not state.started:
-                state.started = True
-                outputs.append(Started(request))
-        decoding = [(request, state, chunk) for request, state, chunk in turn if chunk.rows]
-        if decoding:
-            outputs.extend(self._decode(decoding))
-        for request, state, chunk in turn:
-            if chunk.finished:
-                self._requests.remove(request)
-                outputs.append(Done(request, "stop", frames=state.frames))
-        return outputs
+    def pieces(self, payload: Payload) -> Iterable[Payload]:
+        if not payload.rows:
+            return (payload,)
+        codes = np.asarray(payload.tensors["codes"])
+        if codes.shape != (payload.rows, self._quantizers) or codes.min() < 0 or codes.max() >= self._codebook:
+            raise EngineError(
+                f"codes {codes.shape} in {codes.min()}..{codes.max()} are not {self._quantizers} codes below "
+                f"{self._codebook} for each of {payload.rows} frames"
+            )
+        return [
+            Payload(
+                start=payload.start + first,
+                rows=min(PIECE_FRAMES, payload.rows - first),
+                finished=payload.finished and first + PIECE_FRAMES >= payload.rows,
+                tensors={"codes": codes[first : first + PIECE_FRAMES]},
+            )
+            for first in range(0, payload.rows, PIECE_FRAMES)
+        ]
 
     @torch.inference_mode()
-    def _decode(self, rows: list[tuple[str, _Decoding, Payload]]) -> list[StageOutput]:
-        """Rows of different lengths are padded on the right: the decoder is causal, so that changes nothing."""
-        windows = []
-        for _, state, chunk in rows:
-            new = np.asarray(chunk.tensors["codes"])
-            windows.append(new if state.context is None else np.concatenate([state.context, new]))
-        codes = np.zeros((len(rows), self._quantizers, max(len(w) for w in windows)), dtype=np.int64)
-        for index, window in enumerate(windows):
+    def decode(self, turn: Sequence[Turn[_Decoded]]) -> Iterable[AudioOut]:
+        windows = [(incoming, chunk, self._window(incoming.state, chunk)) for incoming, chunk in turn]
+        windows.sort(key=lambda w: len(w[2]))
+        outputs: list[AudioOut] = []
+        for _, group in groupby(windows, key=lambda w: (len(w[2]) - 1).bit_length()):
+            outputs.extend(self._run(list(group)))
+        return outputs
+
+    def _window(self, state: _Decoded, chunk: Payload) -> np.ndarray:
+        """The chunk's frames behind their left context; the context of the next one is kept."""
+        new = np.asarray(chunk.tensors["codes"])
+        window = new if state.context is None else np.concatenate([state.context, new])
+        state.context = window[max(0, len(window) - self._left) :] if self._left else None
+        return window
+
+    def _run(self, group: Sequence[tuple[Any, Payload, np.ndarray]]) -> Iterable[AudioOut]:
+        """Shorter rows are padded on the right: the decoder is causal, so that changes nothing."""
+        codes = np.zeros((len(group), self._quantizers, len(group[-1][2])), dtype=np.int64)
+        for index, (_, _, window) in enumerate(group):
             codes[index, :, : len(window)] = window.T
         waves = self._decoder(torch.from_numpy(codes).to(self._device))[:, 0].float().cpu().numpy()
-        outputs: list[StageOutput] = []
-        for (request, state, chunk), window, wave in zip(rows, windows, waves, strict=True):
+        for (incoming, chunk, window), wave in zip(group, waves, strict=True):
             low, high = kept_samples(len(window) - chunk.rows, chunk.rows, self._upsample, self._tail)
-            state.context = window[max(0, len(window) - self._left) :] if self._left else None
-            state.frames += chunk.rows
             if high > low:
                 pcm = np.ascontiguousarray(wave[low:high], dtype="<f4").tobytes()
-                outputs.append(AudioOut(request, pcm, SAMPLE_RATE, chunk.rows))
-        return outputs
+                yield AudioOut(incoming.request, pcm, SAMPLE_RATE, chunk.rows)

@@ -14,6 +14,7 @@ from omni_runtime.errors import CapacityExceeded, InvalidRequest
 from omni_runtime.platforms.devices import pick_device, pick_dtype
 from omni_runtime.protocol.payload import Payload
 from omni_runtime.serving.params import from_map
+from omni_runtime.stages.chunks import ChunkPlanner, ChunkPolicy
 from omni_runtime.stages.context import EngineContext
 from omni_runtime.stages.engine import CodesOut, Done, EdgeOut, EngineStats, Failed, StageOutput, StageRequest, Started
 from omni_runtime.stages.qwen3_omni.conditioning import Conditioning, TalkerFrontend
@@ -37,6 +38,7 @@ class _Speech:
     may_end: bool
     edge: str | None
     emit_codes: bool
+    chunks: ChunkPlanner
     slot: int | None = None
     place: int = 0  # next free position of the slot
     tokens: int = 0  # codes 0 drawn
@@ -61,6 +63,7 @@ class Qwen3OmniTalkerEngine:
         self._seed = options.integer("seed", 42)
         options.reject_unknown()
         (self._edge,) = context.outputs
+        self._chunks = ChunkPolicy.of(self._edge)
         self._requests: Turns[_Speech] = Turns()
         self._free: list[int] = list(range(self._slots))
 
@@ -103,6 +106,7 @@ class Qwen3OmniTalkerEngine:
                 may_end=not params.ignore_eos,
                 edge=self._edge.name if self._edge.name in request.downstream_edges else None,
                 emit_codes=request.emit_codes,
+                chunks=ChunkPlanner(self._chunks),
             ),
         )
 
@@ -112,6 +116,11 @@ class Qwen3OmniTalkerEngine:
         if speech is not None:
             speech.conditioning.feed(payload)
             self._requests.wake()
+
+    def taken(self, request: str, edge: str, waiting: int) -> None:
+        speech = self._requests.get(request)
+        if speech is not None:
+            speech.chunks.feedback(waiting)
 
     def poll(self, timeout_s: float) -> Sequence[StageOutput]:
         outputs = self._step()
@@ -226,24 +235,26 @@ class Qwen3OmniTalkerEngine:
             return
         speech.frames += 1
         speech.unsent.append(codes)
-        initial = speech.frames == len(speech.unsent)  # nothing has left yet
-        if len(speech.unsent) >= (self._edge.initial_frames if initial else self._edge.frames):
-            self._send(request, speech, outputs, finished=False)
+        for size in speech.chunks.take(len(speech.unsent), flush=False):
+            self._send(request, speech, size, outputs, finished=False)
 
     # --- leaving
 
-    def _send(self, request: str, speech: _Speech, outputs: list[StageOutput], *, finished: bool) -> None:
-        frames, speech.unsent = speech.unsent, []
+    def _send(self, request: str, speech: _Speech, size: int, outputs: list[StageOutput], *, finished: bool) -> None:
+        start = speech.frames - len(speech.unsent)
+        frames, speech.unsent = speech.unsent[:size], speech.unsent[size:]
         if speech.emit_codes and frames:
             outputs.append(CodesOut(request, tuple(tuple(f) for f in frames)))
         if speech.edge is not None:
             tensors = {"codes": np.asarray(frames, dtype=np.int32)} if frames else {}
-            start = speech.frames - len(frames)
-            payload = Payload(start=start, rows=len(frames), finished=finished, tensors=tensors)
+            payload = Payload(start=start, rows=size, finished=finished, tensors=tensors)
             outputs.append(EdgeOut(request, speech.edge, payload))
 
     def _finish(self, request: str, speech: _Speech, reason: str, outputs: list[StageOutput]) -> None:
-        self._send(request, speech, outputs, finished=True)
+        *before, last = speech.chunks.take(len(speech.unsent), flush=True) or (0,)
+        for size in before:
+            self._send(request, speech, size, outputs, finished=False)
+        self._send(request, speech, last, outputs, finished=True)
         outputs.append(Done(request, reason, completion_tokens=speech.tokens, frames=speech.frames))
         self._release(request)
 
