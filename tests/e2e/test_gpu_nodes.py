@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from omni_cluster.state import load_state
-from omni_runtime.cli.kubectl import REPOSITORY, Kube, omni
+from omni_runtime.cli.kubectl import REPOSITORY, SYSTEM_NAMESPACE, Kube, StepFailed, omni
 from tests.e2e.conftest import conditions, eventually, fresh_namespace, pods
 
 pytestmark = pytest.mark.timeout(300)
@@ -202,13 +202,18 @@ def test_four_thinkers_spread_over_both_nodes(simulated: Kube) -> None:
         assert sorted(nodes.count(node) for node in set(nodes)) == [2, 2]
 
 
-def test_a_device_that_no_node_has_is_named(simulated: Kube, tmp_path: Path) -> None:
-    """Pending pods are not left for the user to find: the condition quotes the scheduler."""
+def test_a_device_that_no_node_has_is_refused_and_named(simulated: Kube, tmp_path: Path) -> None:
+    """Refused at apply. The world changes afterwards, too: then the condition quotes the scheduler."""
     text = (REPOSITORY / "examples" / f"{CUDA.example}.pipeline.yaml").read_text()
     manifest = tmp_path / "pipeline.yaml"
     manifest.write_text(text.replace(CUDA.device_class, "nvidia-h200"))
     with fresh_namespace(simulated) as namespace:
-        simulated.read("-n", namespace, "apply", "-f", str(manifest))
+        with pytest.raises(StepFailed):
+            simulated.read("-n", namespace, "apply", "-f", str(manifest))
+        # Past admission, as if the nodes had gone since.
+        operator = f"system:serviceaccount:{SYSTEM_NAMESPACE}:omni-operator"
+        unasked = ("--as", operator, "--as-group", "system:masters")
+        simulated.read("-n", namespace, "apply", "-f", str(manifest), *unasked)
         applied = Applied(simulated, namespace, CUDA)
 
         def unplaced() -> dict[str, Any] | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 
 from omni_crds.v1alpha1.pipeline import OmniPipeline
 from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
@@ -21,14 +20,6 @@ from omni_webhooks.ledger import Ledger, PoolKey, StageCount, devices_in_use
 PROFILES, TENANTS, PIPELINES, STAGES = PROFILE.plural, TENANT.plural, PIPELINE.plural, STAGE.plural
 NODES, QUOTAS, PODS = NODE.plural, QUOTA.plural, POD.plural
 RESOURCES = (PROFILES, TENANTS, PIPELINES, STAGES, NODES, QUOTAS, PODS)
-
-
-class PlacementPolicy(StrEnum):
-    """What becomes of a pipeline for which the nodes have no room."""
-
-    REFUSE = "Refuse"
-    WARN = "Warn"
-    IGNORE = "Ignore"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +42,8 @@ class Context:
     counts: Mapping[PoolKey, int] = field(default_factory=dict)  # replicas that the OmniStages ask for
     ledger: Ledger = field(default_factory=Ledger)
     cluster: Callable[[Key], ClusterView] = lambda _pipeline: ClusterView()  # for one pipeline, without its own pods
+    nodes_are_known: bool = True  # False: nobody follows them, or there is none, as on a control plane alone
     catalogue: Catalogue = field(default_factory=lambda: Catalogue({}))
-    placement: PlacementPolicy = PlacementPolicy.REFUSE
     ages: Mapping[str, float | None] = field(default_factory=lambda: dict.fromkeys(RESOURCES, 0.0))
     _resolved: dict[int, tuple[OmniPipeline, Resolved]] = field(default_factory=dict)
 
@@ -68,9 +59,10 @@ class Context:
         """Whether each stage fits the devices that it asks for, whatever nodes there are; None without a plan."""
         return self._check(pipeline, ClusterView())
 
-    def fits_cluster(self, pipeline: OmniPipeline, key: Key) -> Verdict | None:
+    def fits_cluster(self, pipeline: OmniPipeline, key: Key, *, nodes_may_be_added: bool) -> Verdict | None:
         """Whether the nodes have room for all of it now. Counts that somebody scaled are those that will run."""
-        return self._check(pipeline, self.cluster(key), self._scaled(pipeline, key))
+        cluster = replace(self.cluster(key), nodes_may_be_added=nodes_may_be_added)
+        return self._check(pipeline, cluster, self._scaled(pipeline, key))
 
     def _check(
         self, pipeline: OmniPipeline, cluster: ClusterView, replicas: Mapping[str, int] | None = None

@@ -22,7 +22,6 @@ from omni_webhooks import logs, metrics, rbac
 from omni_webhooks.cache import measure
 from omni_webhooks.certs.rotation import MUTATING, VALIDATING, Mounted, SelfManaged, Served
 from omni_webhooks.certs.state import Timing
-from omni_webhooks.context import PlacementPolicy
 from omni_webhooks.decision import STALE_SECONDS
 from omni_webhooks.rules import RULES
 from omni_webhooks.rules.rule import AnyRule
@@ -76,11 +75,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument("--drain-seconds", type=float, default=8.0, help="from SIGTERM until endpoints have changed")
     parser.add_argument(
-        "--placement", type=PlacementPolicy, choices=list(PlacementPolicy), default=PlacementPolicy.REFUSE,
-        help="what becomes of a pipeline for which the nodes have no room",
-    )  # fmt: skip
-    parser.add_argument(
-        "--nodes-may-be-added", action="store_true", help="an autoscaler brings nodes like those there are"
+        "--ignore-nodes", action="store_true", help="follow no nodes, and check no pipeline against them"
     )
     parser.add_argument("--domain-label", help="node label of the domain in which hot edges should stay")
     parser.add_argument("--disable-rule", action="append", default=[], help="name of a rule that is not asked")
@@ -103,7 +98,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         poll_seconds=given.poll_seconds,
         stale_seconds=given.stale_seconds,
         drain_seconds=given.drain_seconds,
-        placement=PlacementOptions(given.placement, given.nodes_may_be_added, given.domain_label),
+        placement=PlacementOptions(not given.ignore_nodes, given.domain_label),
         rules=rules,
         log_level=given.log_level,
     )
@@ -153,7 +148,6 @@ async def run_webhooks(options: Options) -> None:
 async def _drain(admission: AdmissionServer, seconds: float) -> None:
     """Answer on until the endpoints have changed, then until the last review is answered."""
     logs.info("webhooks.draining", seconds=seconds)
-    admission.drain()
     await asyncio.sleep(seconds)
     try:
         async with asyncio.timeout(LAST_REVIEW_SECONDS):

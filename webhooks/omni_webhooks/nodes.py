@@ -88,7 +88,6 @@ class Nodes:
         pipeline: Key,
         quotas: Iterable[QuotaView],
         *,
-        nodes_may_be_added: bool,
         domain_label: str | None,
         age_seconds: float,
     ) -> ClusterView:
@@ -98,7 +97,6 @@ class Nodes:
         return ClusterView(
             nodes=tuple(nodes.values()),
             quotas=tuple(_without_own(q, own) for q in quotas),
-            nodes_may_be_added=nodes_may_be_added,
             domain_label=domain_label,
             age_seconds=age_seconds,
         )

@@ -18,7 +18,7 @@ from omni_operator.placement import Catalogue, ClusterView
 from omni_operator.placement.views import node_view, quota_view
 from omni_webhooks import logs
 from omni_webhooks.cache import Key, Mirror
-from omni_webhooks.context import PROFILES, TENANTS, Context, PlacementPolicy
+from omni_webhooks.context import PROFILES, TENANTS, Context
 from omni_webhooks.ledger import Ledger, PoolKey, StageCount
 from omni_webhooks.nodes import Nodes, read_pod
 
@@ -39,10 +39,9 @@ def read_stage(body: JsonObject) -> StageCount:
 
 @dataclass(frozen=True, slots=True)
 class PlacementOptions:
-    """nodes_may_be_added: an autoscaler brings nodes. domain_label: node label of the domain for hot edges."""
+    """nodes: follow nodes, pods and quotas. domain_label: node label of the domain for hot edges."""
 
-    policy: PlacementPolicy = PlacementPolicy.REFUSE
-    nodes_may_be_added: bool = False
+    nodes: bool = True
     domain_label: str | None = None
 
 
@@ -78,9 +77,7 @@ class Site:
     @property
     def mirrors(self) -> tuple[Mirror[Any], ...]:
         own = (self.profiles, self.tenants, self.pipelines, self.stages)
-        if self._placement.policy is PlacementPolicy.IGNORE:
-            return own  # nobody asks about nodes
-        return (*own, self.node_list, self.quotas, self.pods)
+        return (*own, self.node_list, self.quotas, self.pods) if self._placement.nodes else own
 
     async def run(self) -> None:
         """Follow everything for ever. Profiles come first: what pipelines ask for is worked out with them."""
@@ -161,7 +158,7 @@ class Site:
             ledger=self.ledger,
             cluster=self._cluster,
             catalogue=self._catalogue_of(profiles),
-            placement=self._placement.policy,
+            nodes_are_known=bool(self.node_list.items),
             ages=ages,
         )
 
@@ -171,7 +168,6 @@ class Site:
         return self.nodes.view(
             pipeline,
             quotas,
-            nodes_may_be_added=self._placement.nodes_may_be_added,
             domain_label=self._placement.domain_label,
             age_seconds=max(self.node_list.age or 0.0, self.pods.age or 0.0),
         )

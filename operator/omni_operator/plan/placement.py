@@ -45,7 +45,7 @@ def plan_outlook(observed: Observed, plan: Plan, cluster: ClusterView) -> Outloo
     resolved = plan.resolved
     if resolved is None or observed.pipeline is None:
         return None
-    policy = _policy(resolved, observed.profiles)
+    policy = missing_nodes_policy(resolved, observed.profiles)
     if policy is MissingNodesPolicy.IGNORE:
         return None
     verdict = check_placement(
@@ -78,7 +78,9 @@ def with_outlook(observed: Observed, plan: Plan, outlook: Outlook | None) -> Pla
     return replace(plan, writes=tuple(w for w in plan.writes if w.child.kind is not DEPLOYMENT))
 
 
-def _policy(resolved: ResolvedPlan, profiles: Mapping[str, OmniRuntimeProfile]) -> MissingNodesPolicy | None:
+def missing_nodes_policy(
+    resolved: ResolvedPlan, profiles: Mapping[str, OmniRuntimeProfile]
+) -> MissingNodesPolicy | None:
     """Of several profiles the most patient one: a stage that may wait for nodes makes the pipeline wait."""
     used = [profiles[s.profile].spec.missing_nodes for s in resolved.stages if s.profile in profiles]
     for policy in (MissingNodesPolicy.IGNORE, MissingNodesPolicy.WARN):

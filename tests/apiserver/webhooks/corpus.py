@@ -191,7 +191,6 @@ class World:
             cluster=lambda key: nodes.view(
                 key,
                 [quota for namespace, quota in quotas if namespace == key[0]],
-                nodes_may_be_added=False,
                 domain_label=None,
                 age_seconds=0.0,
             ),

@@ -198,6 +198,7 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._next = 0
         self._ready: list[WebhookProcess] = list(backends)
+        self._pipes: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._started = threading.Event()
         self.port = 0
@@ -225,8 +226,10 @@ class Proxy:
         probing = asyncio.create_task(self._probe())
         self._started.set()
         await self._stop.wait()
-        probing.cancel()
         server.close()
+        for task in (probing, *self._pipes):
+            task.cancel()
+        await asyncio.gather(probing, *self._pipes, return_exceptions=True)
 
     async def _probe(self) -> None:
         while True:
@@ -236,6 +239,10 @@ class Proxy:
             await asyncio.sleep(0.1)
 
     async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._pipes.add(task)
+        task.add_done_callback(self._pipes.discard)
         if not self._ready:
             writer.close()
             return

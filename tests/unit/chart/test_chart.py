@@ -318,8 +318,8 @@ def test_every_value_has_a_schema_and_every_schema_a_value() -> None:
     assert set(values) == set(schema) - {"global"}
     assert set(values["operator"]) == set(schema["operator"]["properties"])
     assert set(values["webhooks"]) == set(schema["webhooks"]["properties"])
-    certificates = schema["webhooks"]["properties"]["certificates"]["properties"]
-    assert set(values["webhooks"]["certificates"]) == set(certificates)
+    for inner in ("certificates", "placement"):
+        assert set(values["webhooks"][inner]) == set(schema["webhooks"]["properties"][inner]["properties"])
     assert set(values["metrics"]["podMonitor"]) == set(schema["metrics"]["properties"]["podMonitor"]["properties"])
 
 

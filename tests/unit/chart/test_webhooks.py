@@ -115,6 +115,16 @@ class TestPods:
         assert options.hosts == (f"{NAME}.omni-system.svc", f"{NAME}.omni-system.svc.cluster.local")
         assert not {"NameConflict", "UnpinnedModel"} & {rule.name for rule in options.rules}
 
+    def test_placement_policy(self) -> None:
+        from omni_webhooks.main import parse_options
+        from omni_webhooks.site import PlacementOptions
+
+        values = {"nodes": "false", "domainLabel": "topology.kubernetes.io/zone"}
+        options = [part for name, value in values.items() for part in ("--set", f"webhooks.placement.{name}={value}")]
+        read = parse_options(container(*options)["args"]).placement
+        assert read == PlacementOptions(nodes=False, domain_label="topology.kubernetes.io/zone")
+        assert parse_options(container()["args"]).placement == PlacementOptions()
+
     def test_a_pod_has_time_to_drain(self) -> None:
         from omni_webhooks.main import LAST_REVIEW_SECONDS, parse_options
 

@@ -129,7 +129,8 @@ class SelfManaged:
             secret = None
         current = state.decode((secret or {}).get("data") or {})
         if current is None:
-            logs.warning("certificates.missing", secret=self._secret, remembered=self._state is not None)
+            if self._state is not None:
+                logs.warning("certificates.put_back", secret=self._secret, found="broken" if secret else "missing")
             current = self._state or state.next_step(None, self._hosts, self._now(), self._timing, installed_for=None)
             assert current is not None, "without a state the next step is a new one"
             secret = await self._store(secret, current)

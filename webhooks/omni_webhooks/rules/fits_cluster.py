@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from omni_crds.v1alpha1.pipeline import OmniPipeline
+from omni_crds.v1alpha1.runtimeprofile import MissingNodesPolicy
 from omni_operator.kinds import PIPELINE
 from omni_operator.placement import (
     ConstraintKind,
@@ -12,8 +13,9 @@ from omni_operator.placement import (
     Infeasible,
     plan_demand,
 )
+from omni_operator.plan.placement import missing_nodes_policy
 from omni_runtime.deploy.plan import ResolvedPlan
-from omni_webhooks.context import NODES, PODS, PROFILES, QUOTAS, STAGES, Context, PlacementPolicy
+from omni_webhooks.context import NODES, PODS, PROFILES, QUOTAS, STAGES, Context
 from omni_webhooks.rules.rule import Advice, Change, Finding, Rule
 
 # Said by DoesNotFitDevice and TenantBudgetExceeded, which need no nodes.
@@ -29,13 +31,15 @@ SAID_ELSEWHERE = frozenset(
 
 def check(change: Change[OmniPipeline], context: Context) -> Iterator[Finding]:
     """An update that asks for no more than what was accepted before passes: its pods are already there."""
-    if context.placement is PlacementPolicy.IGNORE:
-        return
     plan = context.resolve(change.new).plan
     before = context.resolve(change.old).plan if change.old else None
     if plan is None or (before is not None and asks_no_more(plan, before)):
         return
-    verdict = context.fits_cluster(change.new, change.key)
+    policy = missing_nodes_policy(plan, context.profiles)
+    if policy is MissingNodesPolicy.IGNORE or not context.nodes_are_known:
+        return
+    may_grow = policy is MissingNodesPolicy.WARN
+    verdict = context.fits_cluster(change.new, change.key, nodes_may_be_added=may_grow)
     if isinstance(verdict, FeasibleIfNodesAreAdded):
         yield Advice("spec.stages", f"pods wait until nodes are added: {verdict.message}")
     if not isinstance(verdict, Infeasible) or verdict.constraint.kind in SAID_ELSEWHERE:
@@ -43,7 +47,7 @@ def check(change: Change[OmniPipeline], context: Context) -> Iterator[Finding]:
     for error in verdict.errors:
         if not verdict.proven:
             yield Advice(error.path, f"may not fit: {error.problem}; {error.fix}")
-        elif context.placement is PlacementPolicy.WARN:
+        elif may_grow:
             yield Advice(error.path, f"does not fit now: {error.problem}; {error.fix}")
         else:
             yield error
