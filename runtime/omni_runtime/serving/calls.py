@@ -36,15 +36,19 @@ def check_modalities(asked: Iterable[str], context: ServingContext) -> frozenset
 
 
 def check_voice(voice: str | None, context: ServingContext, field: str) -> str | None:
-    """Raises InvalidRequest for a voice that no live talker has; None, and what no talker told yet, passes on.
+    """The voice as the talkers spell it. Raises InvalidRequest for one that no live talker has; None, and what no talker
+    has told yet, passes on.
 
     The talker checks it again: the entry's knowledge is as old as the last registration.
     """
     if voice is None:
         return None
     known = context.voices()
-    if not known or voice.lower() in {k.lower() for k in (*known, *VOICE_ALIASES)}:
+    if not known:
         return voice
+    for name in (*known, *VOICE_ALIASES):
+        if name.lower() == voice.lower():
+            return name
     raise InvalidRequest(str(FieldError(field, voice, "there is no such voice", f"use {', '.join(known)}")))
 
 

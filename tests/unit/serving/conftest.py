@@ -18,11 +18,13 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI
 
 from omni_runtime.metrics.entry import EntryMetrics
+from omni_runtime.protocol import control
 from omni_runtime.serving.app import build_app
 from omni_runtime.serving.context import Patience, ServingContext
 from omni_runtime.serving.fetch import MediaFetcher
 from omni_runtime.topology.types import PayloadContract
 from tests.unit.orchestrator.conftest import Rig, eventually
+from tests.unit.orchestrator.fake_stage import FakeStage
 from tests.unit.orchestrator.plans import a_plan
 
 
@@ -111,6 +113,12 @@ class Server(Rig):
         async with asyncio.timeout(10):
             await self.app(scope, receive, send)  # type: ignore[arg-type]
         return pieces
+
+
+async def submit_of(stage: FakeStage) -> control.Submit:
+    """The first request of a replica; others may have ended it for the client before it arrived there."""
+    await asyncio.wait_for(stage.submitted.wait(), 5)
+    return next(iter(stage.submits.values()))
 
 
 def sse_events(body: str) -> list[Any]:

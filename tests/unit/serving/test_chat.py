@@ -14,7 +14,7 @@ import pytest
 from omni_runtime.protocol import control
 from tests.unit.orchestrator.conftest import eventually
 from tests.unit.orchestrator.fake_stage import thinker_script
-from tests.unit.serving.conftest import Server, sse_events
+from tests.unit.serving.conftest import Server, sse_events, submit_of
 
 BOTH = ["text", "audio"]
 
@@ -134,11 +134,11 @@ async def test_parameters_reach_every_stage_and_media_only_the_first(server: Ser
         audio={"voice": "heart"},
         talker_max_tokens=50,
     )
-    submit = next(iter(thinker.submits.values()))
+    submit = await submit_of(thinker)
     parts = submit.inputs["messages"][0]["content"]
     assert parts[1] == {"type": "audio", "data": b"RIFFdata", "format": "wav"}
     assert parts[2] == {"type": "image", "data": b"\x89PNG", "media_type": "image/png"}
-    params = next(iter(talker.submits.values())).params
+    params = (await submit_of(talker)).params
     assert params == submit.params
     assert (params["temperature"], params["max_tokens"], params["seed"]) == (0.5, 9, 3)
     assert list(params["stop"]) == ["END"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from omni_runtime.protocol import control
-from tests.unit.serving.conftest import Server
+from tests.unit.serving.conftest import Server, submit_of
 
 
 async def test_openai_client_whole_and_streamed(speaking: Server) -> None:
@@ -17,7 +17,7 @@ async def test_openai_client_whole_and_streamed(speaking: Server) -> None:
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 4)
-    submit = next(iter(thinker.submits.values()))
+    submit = await submit_of(thinker)
     assert submit.inputs == {"prompt": "Say hello"}
     assert (submit.params["max_tokens"], submit.params["seed"]) == (8, 4)
 
@@ -35,7 +35,7 @@ async def test_token_ids_are_a_prompt(speaking: Server) -> None:
     thinker = await speaking.replica("thinker")
     response = await speaking.http.post("/v1/completions", json={"prompt": [1, 2, 3], "return_token_ids": True})
     assert response.json()["token_ids"] == [100, 101, 102, 103]
-    assert next(iter(thinker.submits.values())).inputs == {"prompt": [1, 2, 3]}
+    assert (await submit_of(thinker)).inputs == {"prompt": [1, 2, 3]}
 
 
 async def test_a_model_that_needs_its_template_says_so(server: Server) -> None:
@@ -96,7 +96,7 @@ async def test_detokenize(server: Server) -> None:
     thinker = await server.replica("thinker")
     assert (await server.http.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
     assert (await server.http.post("/detokenize", json={"tokens": [1, 2]})).json() == {"prompt": "Hello world."}
-    assert next(iter(thinker.submits.values())).inputs == {"detokenize": [1, 2]}
+    assert (await submit_of(thinker)).inputs == {"detokenize": [1, 2]}
 
 
 @pytest.mark.parametrize(

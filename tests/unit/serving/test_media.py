@@ -14,7 +14,7 @@ import pytest
 from omni_runtime.errors import InvalidRequest
 from omni_runtime.serving import media
 from omni_runtime.serving.fetch import MediaFetcher, MediaUrl, check_domains, is_public
-from tests.unit.serving.conftest import Server, a_server
+from tests.unit.serving.conftest import Server, a_server, submit_of
 
 PNG = b"\x89PNG and the rest"
 
@@ -124,7 +124,7 @@ async def ask(server: Server, url: str) -> httpx.Response:
 async def test_media_of_an_allowed_host(fetching: Server, host: MediaHost, path: str) -> None:
     thinker = await fetching.replica("thinker")
     assert (await ask(fetching, f"http://MEDIA.test.{path}")).status_code == 200
-    (part,) = next(iter(thinker.submits.values())).inputs["messages"][0]["content"]
+    (part,) = (await submit_of(thinker)).inputs["messages"][0]["content"]
     assert part == {"type": "image", "data": PNG, "media_type": "image/png"}
     assert host.resolved == ["media.test"]  # once, also when it redirects
     assert {h for _, h in host.asked} == {"media.test"}

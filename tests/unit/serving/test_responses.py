@@ -11,7 +11,7 @@ import pytest
 
 from omni_runtime.protocol import control
 from tests.unit.orchestrator.fake_stage import thinker_script
-from tests.unit.serving.conftest import Server, sse_events
+from tests.unit.serving.conftest import Server, sse_events, submit_of
 
 
 async def test_openai_client_whole(server: Server) -> None:
@@ -24,7 +24,7 @@ async def test_openai_client_whole(server: Server) -> None:
     assert response.metadata == {"a": "b"}
     assert response.usage is not None
     assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (7, 4, 11)
-    submit = next(iter(thinker.submits.values()))
+    submit = await submit_of(thinker)
     assert submit.inputs["messages"] == [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "Say hello"},
@@ -88,7 +88,7 @@ async def test_messages_with_parts(server: Server) -> None:
             },
         ],
     )
-    first, second = next(iter(thinker.submits.values())).inputs["messages"]
+    first, second = (await submit_of(thinker)).inputs["messages"]
     assert first == {"role": "assistant", "content": [{"type": "text", "text": "Yes?"}]}
     assert [part["type"] for part in second["content"]] == ["text", "image", "audio"]
 

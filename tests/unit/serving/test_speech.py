@@ -15,7 +15,7 @@ import soundfile
 from omni_runtime.protocol import control
 from omni_runtime.topology.types import EngineKind
 from tests.unit.orchestrator.conftest import eventually
-from tests.unit.serving.conftest import Server, sse_events
+from tests.unit.serving.conftest import Server, sse_events, submit_of
 
 SAMPLES = 7_200  # of the fake code2wav's three pieces
 
@@ -29,7 +29,7 @@ async def test_openai_client_whole_file(speaking: Server) -> None:
     with wave.open(io.BytesIO(answer.content)) as file:
         assert (file.getframerate(), file.getnchannels(), file.getnframes()) == (24_000, 1, SAMPLES)
     assert thinker.submits == {}
-    (submit,) = talker.submits.values()
+    submit = await submit_of(talker)
     assert submit.inputs == {"text": "Good morning.", "finished": True}
     assert submit.text_edge == "thinker->talker"
     assert submit.params["voice"] == "heart"
@@ -140,16 +140,21 @@ async def test_an_unknown_voice_names_the_known_ones(speaking: Server, surface: 
     assert talker.submits == {}
 
 
-@pytest.mark.parametrize("voice", ["alloy", "default", "Heart", {"id": "heart"}, None])
-async def test_voices_that_openai_clients_send(speaking: Server, voice: Any) -> None:
-    await speaking.replicas(talker={"voices": ("heart",)})
+@pytest.mark.parametrize(
+    ("voice", "meant"),
+    [("alloy", "alloy"), ("Default", "default"), ("HEART", "heart"), ({"id": "heart"}, "heart"), (None, None)],
+)
+async def test_voices_that_openai_clients_send(speaking: Server, voice: Any, meant: str | None) -> None:
+    """An alias means the talker's own voice; names are sent as the talker spells them."""
+    _, talker, _ = await speaking.replicas(talker={"voices": ("heart",)})
     assert (await speaking.speech(voice=voice)).status_code == 200
+    assert (await submit_of(talker)).params["voice"] == meant
 
 
 async def test_speaker_is_another_name_of_voice(speaking: Server) -> None:
     _, talker, _ = await speaking.replicas()
     await speaking.speech(speaker="heart")
-    assert next(iter(talker.submits.values())).params["voice"] == "heart"
+    assert (await submit_of(talker)).params["voice"] == "heart"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +204,7 @@ async def test_speed_reaches_an_engine_that_can(speaking: Server) -> None:
     )
     object.__setattr__(speaking.app.state.context, "plan", msgspec.structs.replace(speaking.plan, stages=stages))
     assert (await speaking.speech(speed=1.5)).status_code == 200
-    assert next(iter(talker.submits.values())).params["speed"] == 1.5
+    assert (await submit_of(talker)).params["speed"] == 1.5
 
 
 async def test_a_talker_that_needs_hidden_states_cannot_speak_text(server: Server) -> None:

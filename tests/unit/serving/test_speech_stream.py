@@ -21,7 +21,7 @@ from omni_runtime.protocol import control
 from omni_runtime.serving.context import Patience
 from omni_runtime.topology.types import PayloadContract
 from tests.unit.orchestrator.conftest import eventually
-from tests.unit.serving.conftest import Server, a_server
+from tests.unit.serving.conftest import Server, a_server, submit_of
 
 SAMPLES = 7_200  # of the fake code2wav's three pieces
 
@@ -94,7 +94,7 @@ async def test_speech_starts_before_the_text_ends(speaking: Server) -> None:
     async with session(speaking, response_format="pcm", stream_audio=True) as client:
         await client.send("input.text", text="One. ")
         await client.until("audio.start")
-        (submit,) = talker.submits.values()
+        submit = await submit_of(talker)
         assert submit.inputs == {"text": "One. ", "finished": False}
         assert submit.params["voice"] is None
 
@@ -148,6 +148,7 @@ async def test_sentences_are_spoken_in_order_each_with_its_own_start_and_done(sp
         (1, "And this is the second one."),
     ]
     assert got[-1]["total_sentences"] == 2
+    await eventually(lambda: len(talker.submits) == 2)
     assert [s.inputs["text"] for s in talker.submits.values()] == [s["sentence_text"] for s in starts]
 
 
