@@ -57,11 +57,17 @@ class _Active:
     pending_puts: dict[str, int] = field(default_factory=dict)
     closed_edges: set[str] = field(default_factory=set)
     first_chunk_at: float | None = None
+    taken: bool = False  # by the engine, which may do so before there is anything to compute
     started_at: float | None = None
     transfer_seconds: float = 0.0
     first_transfer_seconds: float = 0.0
     done: Done | None = None  # the engine is ready, but chunks still wait for their consumer
     done_at: float = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        """There is something to compute."""
+        return self.unstarted is None and (not self.upstream or self.first_chunk_at is not None)
 
     @property
     def ready_at(self) -> float:
@@ -101,7 +107,8 @@ class RequestBook:
 
     @property
     def waiting(self) -> int:
-        return sum(1 for r in self._active.values() if r.started_at is None)
+        """Requests whose rows are at hand, and which the engine has not taken."""
+        return sum(1 for r in self._active.values() if r.is_ready and not r.taken)
 
     @property
     def running(self) -> int:
@@ -187,6 +194,7 @@ class RequestBook:
         if payloads and active.first_chunk_at is None:
             active.first_chunk_at = now
         actions: list[Action] = [Feed(request, active.text_edge, p) for p in payloads]
+        actions.extend(self._start_if_ready(request, active, now))
         if active.unstarted is not None and active.text.finished:
             inputs = {"messages": [{"role": "user", "content": active.text.text}]}
             actions.append(StartEngine(replace(active.unstarted, inputs=inputs)))
@@ -219,7 +227,8 @@ class RequestBook:
         active.transfer_seconds += event.transfer_seconds
         if active.first_chunk_at is None:
             active.first_chunk_at, active.first_transfer_seconds = now, event.transfer_seconds
-        return (Feed(event.request, event.edge, event.payload),)
+        started = self._start_if_ready(event.request, active, now)
+        return (Feed(event.request, event.edge, event.payload), *started)
 
     def edge_failed(self, event: EdgeFailed) -> tuple[Action, ...]:
         active = self._active.get(event.request)
@@ -273,11 +282,8 @@ class RequestBook:
             case CodesOut(codes=codes):
                 return (Send(active.orchestrator, control.ClientCodes(request=request, codes=codes)),)
             case Started():
-                if active.started_at is not None:
-                    return ()
-                active.started_at = now
-                started = control.StageStarted(request, now - active.ready_at, active.first_transfer_seconds)
-                return (Send(active.orchestrator, started),)
+                active.taken = True
+                return self._start_if_ready(request, active, now)
             case Failed(code=code, message=message):
                 return self._fail(request, code, f"stage {self._stage}: {message}")
             case Done():
@@ -324,6 +330,14 @@ class RequestBook:
         return tuple(actions)
 
     # --- helpers
+
+    def _start_if_ready(self, request: str, active: _Active, now: float) -> tuple[Action, ...]:
+        """A stage starts when the engine has the request and the request has rows: not when it begins to wait for them."""
+        if not active.taken or not active.is_ready or active.started_at is not None:
+            return ()
+        active.started_at = now
+        started = control.StageStarted(request, now - active.ready_at, active.first_transfer_seconds)
+        return (Send(active.orchestrator, started),)
 
     def _finish(self, request: str, active: _Active) -> tuple[Action, ...]:
         assert active.done is not None

@@ -70,6 +70,31 @@ def test_a_request_from_submit_to_finish() -> None:
     assert b.idle
 
 
+def test_a_stage_that_is_taken_before_its_rows_starts_with_them() -> None:
+    """Waiting for upstream is neither queue nor compute of this stage: the shares of the TTFP would be wrong."""
+    b = a_book()
+    b.submit(a_submit(), ORCHESTRATOR, now=0.0)
+    assert b.output(Started("r1"), now=1.0) == ()
+    assert (b.waiting, b.running) == (0, 1)
+    assert messages(b.chunk(a_chunk(), now=5.0)) == [
+        control.StageStarted("r1", queue_seconds=0.0, transfer_seconds=0.25)
+    ]
+    assert messages(b.chunk(a_chunk(seq=1, finished=True), now=6.0)) == []
+    (finished,) = messages(b.output(Done("r1", "stop"), now=7.0))
+    assert isinstance(finished, control.StageFinished)
+    assert (finished.queue_seconds, finished.compute_seconds) == (0.0, 2.0)
+
+
+def test_what_has_rows_and_is_not_taken_waits() -> None:
+    b = a_book()
+    b.submit(a_submit(), ORCHESTRATOR, now=0.0)
+    assert b.waiting == 0
+    b.chunk(a_chunk(), now=1.0)
+    assert b.waiting == 1
+    b.output(Started("r1"), now=2.0)
+    assert b.waiting == 0
+
+
 def test_a_consumer_that_is_done_early_does_not_fail_its_producer() -> None:
     b = a_book()
     b.submit(a_submit(), ORCHESTRATOR, now=0.0)

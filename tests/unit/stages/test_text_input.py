@@ -112,7 +112,7 @@ def test_a_silent_client_is_told_apart_from_a_silent_stage_r5() -> None:
 def test_a_first_stage_starts_when_it_has_the_whole_message() -> None:
     b = a_book(stage="thinker")
     assert b.submit(a_text_submit("What is ", finished=False, edge=""), ORCHESTRATOR, now=0.0) == ()
-    assert b.waiting == 1
+    assert (b.waiting, b.running) == (0, 1), "it is the client's turn: no queue"
     (start,) = b.append(control.Append("r1", 1, "love?", finished=True), ORCHESTRATOR, now=5.0)
     assert isinstance(start, actions.StartEngine)
     assert start.request.inputs == {"messages": [{"role": "user", "content": "What is love?"}]}
