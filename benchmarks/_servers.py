@@ -31,6 +31,7 @@ from omni_runtime.local.layout import (
     plan_processes,
     replica_counts,
 )
+from omni_runtime.local.process import group_members
 from omni_runtime.local.supervisor import Report, Supervisor, child_environment
 from omni_runtime.protocol.channels import generate_keys
 from omni_runtime.stages.ar_vllm.arguments import engine_arguments, environment
@@ -81,8 +82,16 @@ class Server:
 
     def cpu_seconds(self, name: str) -> float:
         """What the process has used so far, user and system, all threads; children that it has started are not in it."""
-        fields = Path(f"/proc/{self.processes[name]}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return _cpu_seconds(self.processes[name])
+
+    def cpu_seconds_of_all(self) -> float:
+        """Of every process of the server and its living children."""
+        return sum(_cpu_seconds(member) for pid in self.processes.values() for member in group_members(pid))
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @asynccontextmanager

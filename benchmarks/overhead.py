@@ -14,8 +14,8 @@ gateway_ms: whole answer (not streamed) at `--rate` requests/s with Poisson arri
 vllm: text-only requests through a whole smol-omni pipeline against vLLM's own OpenAI server with the same model, engine
 arguments and environment. Short blocks of both alternate, so that what the machine does meanwhile hits both alike.
 ttft_ratio_cN, tpot_ratio_cN, e2e_ratio_cN: ours to vLLM's at N requests in flight, of medians over all blocks; _p25 and
-_p75: quartiles of the ratios of single pairs of blocks. answers_equal: share of prompts whose greedy answer is the same
-text when asked alone.
+_p75: quartiles of the ratios of single pairs of blocks. cpu_ratio_cN: CPU time of all processes, engines included, which
+a busy machine changes least. answers_equal: share of prompts whose greedy answer is the same text when asked alone.
 """
 
 from __future__ import annotations
@@ -165,13 +165,18 @@ async def compare(
         for side in (ours, theirs):  # shapes that were not seen before are not what is compared
             await _block(http, side.url, concurrency, 2 * concurrency, model, seed=concurrency)
         pairs: list[tuple[list[Timeline], list[Timeline]]] = []
+        cpu = {ours.url: 0.0, theirs.url: 0.0}
         for number in range(repeats * blocks):
             both: dict[bool, list[Timeline]] = {}
+            before = ours.cpu_seconds_of_all(), theirs.cpu_seconds_of_all()
             for mine in (True, False) if number % 2 == 0 else (False, True):
                 seed = 10_000 * concurrency + 2 * number + mine
                 both[mine] = await _block(http, (ours if mine else theirs).url, concurrency, count, model, seed)
             pairs.append((both[True], both[False]))
+            for side, used in ((ours, before[0]), (theirs, before[1])):
+                cpu[side.url] += side.cpu_seconds_of_all() - used
             print(f"[overhead] {concurrency} in flight, pair {number + 1}", file=sys.stderr, flush=True)
+        figures[f"cpu_ratio_c{concurrency}"] = cpu[ours.url] / cpu[theirs.url]
         for name in ("ttft", "tpot", "e2e"):
             mine_ms = _median_ms([t for block, _ in pairs for t in block], name)
             plain_ms = _median_ms([t for _, block in pairs for t in block], name)
