@@ -21,13 +21,17 @@ from omni_runtime.errors import FieldError
 
 MAX_CHANGES = 4
 MAX_FIXES = 3
-MAX_TRIES = 120
+MAX_TRIES, MANY_KINDS, FEWER_TRIES = 120, 100, 30  # admission waits for the advice: less of it on very mixed clusters
 MAX_ADDED_NODES = 64
 
 
 @dataclass(slots=True)
 class _Tries:
-    left: int = MAX_TRIES
+    left: int
+
+    @classmethod
+    def for_(cls, question: Question) -> _Tries:
+        return cls(MAX_TRIES if len(question.fleet or ()) <= MANY_KINDS else FEWER_TRIES)
 
     def ask(self, question: Question) -> Facts | None:
         """None when enough was tried."""
@@ -46,7 +50,7 @@ class _State:
 
 def advise(question: Question, facts: Facts, *, nodes: bool = True) -> tuple[Fix, ...]:
     """Up to three fixes with the fewest changes. nodes=False: none that adds a node."""
-    tries = _Tries()
+    tries = _Tries.for_(question)
     frontier = [_State(question, facts, ())]
     for _ in range(MAX_CHANGES):
         fixes: list[Fix] = []
@@ -75,7 +79,7 @@ def advise(question: Question, facts: Facts, *, nodes: bool = True) -> tuple[Fix
 
 def grow(question: Question, facts: Facts) -> tuple[Question, Feasible] | None:
     """Nodes that an autoscaler would have to add for the plan as it is; None where nodes alone do not help."""
-    tries = _Tries()
+    tries = _Tries.for_(question)
     state = _State(question, facts, ())
     for _ in range(MAX_ADDED_NODES):
         verdict = state.facts.verdict

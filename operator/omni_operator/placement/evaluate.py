@@ -76,12 +76,13 @@ def _on_nodes(
     ties = hot_components(question) if cluster.domain_label else {}
     witness: Witness | None = None
     if ties:
-        witness, packing = place(arrange(demands, question.fleet, cluster.domain_label, ties))
+        shelf = arrange(demands, question.fleet, cluster.domain_label, ties)
+        witness, packing = place(shelf)
     if witness is None:
-        loose = arrange(demands, question.fleet)
-        witness, packing = place(loose)
+        shelf = arrange(demands, question.fleet)
+        witness, packing = place(shelf)
         if witness is None:
-            constraint = explain(loose, question.fleet, packing)
+            constraint = explain(shelf, question.fleet, packing)
             error = FieldError(_replicas_path(question, constraint), "", constraint.message, "")
             return Infeasible(memory, warnings, constraint, (error,), (), packing.proven)
         if ties and cluster.domain_required:
@@ -89,7 +90,7 @@ def _on_nodes(
             message = f"{' and '.join(groups)} exchange hidden rows, and no {cluster.domain_label} has room for both"
             constraint = Constraint(ConstraintKind.DOMAIN, message, groups, cluster.domain_label)
             return Infeasible(memory, warnings, constraint, (FieldError("spec.edges", "", message, ""),))
-    warnings += tuple(placement_warnings(question, demands, witness, ties))
+    warnings += tuple(placement_warnings(question, shelf, witness, ties))
     return Feasible(memory, warnings, witness)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from omni_operator.placement.inventory import tells_devices
@@ -11,10 +11,11 @@ from omni_operator.placement.types import NodeView
 
 
 class Kind(NamedTuple):
-    """Equal nodes that take pods. `node` stands for all of them; its labels are those that can make a difference."""
+    """Nodes that take pods and are equal in all that can make a difference; `node` is one of them."""
 
     node: NodeView
     names: tuple[str, ...]
+    static: object  # equal for nodes that differ only in what runs on them
 
 
 Fleet = tuple[Kind, ...]
@@ -22,20 +23,19 @@ Fleet = tuple[Kind, ...]
 
 def fleet_of(nodes: Iterable[NodeView], labels: frozenset[str]) -> Fleet:
     """labels: those that a selector names; labels that describe devices are kept as well."""
-    found: dict[tuple[object, ...], tuple[NodeView, dict[str, str], list[str]]] = {}
+    found: dict[tuple[object, ...], tuple[NodeView, list[str], object]] = {}
     for node in nodes:
         if not node.schedulable:
             continue
-        kept = {k: v for k, v in node.labels.items() if k in labels or tells_devices(k)}
-        key = (
-            frozenset(kept.items()),
-            node.taints,
-            frozenset(node.allocatable.items()),
-            frozenset(node.used.items()),
-        )
+        kept = frozenset((k, v) for k, v in node.labels.items() if k in labels or _tells(k))
+        static = (kept, node.taints, frozenset(node.allocatable.items()))
+        key = (static, frozenset(node.used.items()))
         entry = found.get(key)
         if entry is None:
-            found[key] = (node, kept, [node.name])
+            found[key] = (node, [node.name], static)
         else:
-            entry[2].append(node.name)
-    return tuple(Kind(replace(node, labels=kept), tuple(names)) for node, kept, names in found.values())
+            entry[1].append(node.name)
+    return tuple(Kind(node, tuple(names), static) for node, names, static in found.values())
+
+
+_tells = lru_cache(maxsize=4096)(tells_devices)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from omni_operator.placement.demand import PodDemand, free, human, selects, tolerates
+from omni_operator.placement.demand import PodDemand, human, selects, tolerates
 from omni_operator.placement.fleet import Fleet
 from omni_operator.placement.inventory import device_memory
 from omni_operator.placement.packing import BinClass, Item, Packing, pack, room
@@ -42,10 +42,13 @@ def arrange(
     """ties: group -> number of the component that has to stay in one domain. empty: as if nothing ran on the nodes."""
     dimensions = tuple(sorted({name for d in demands for name in d.requests}))
     found: dict[tuple[tuple[int, ...], str, tuple[bool, ...]], list[str]] = {}
-    for node, names in fleet:
-        left = node.allocatable if empty else free(node)
-        size = tuple(left.get(name, 0) for name in dimensions)
-        may = tuple(accepts(d, node) for d in demands)
+    known: dict[object, tuple[bool, ...]] = {}  # most nodes differ only in what runs on them
+    for node, names, static in fleet:
+        have, used = node.allocatable, {} if empty else node.used
+        size = tuple(max(0, have.get(name, 0) - used.get(name, 0)) for name in dimensions)
+        may = known.get(static)
+        if may is None:
+            may = known[static] = tuple(accepts(d, node) for d in demands)
         if domain_label and domain_label not in node.labels:
             for name in names:  # without the label each node is a domain of its own
                 found.setdefault((size, name, may), []).append(name)

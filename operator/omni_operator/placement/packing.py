@@ -7,12 +7,18 @@ one too. States that failed are remembered by what is left of the touched nodes,
 
 from __future__ import annotations
 
+import heapq
+import operator
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 MAX_STATES = 20_000
+# A state looks at each kind of node: with many kinds there are fewer states, so that an answer takes a fraction of a
+# second at most.
+MAX_LOOKS = 300_000
 SHUFFLES = 12
+MANY_PODS = 200  # beyond it the orders of the heuristic are tried, but not shuffled
 UNBOUNDED = 1 << 30  # pods that ask for nothing
 Size = tuple[int, ...]
 
@@ -48,16 +54,40 @@ class Packing:
 
 def pack(items: Sequence[Item], classes: Sequence[BinClass], max_states: int = MAX_STATES) -> Packing:
     """A place for every pod; or None, which is a proof unless the limit of states was reached."""
-    items = [i for i in items if i.count]
-    if any(_room(item, classes) < item.count for item in items):
-        return Packing(None)
-    if _overfull(items, classes):
+    items, classes = _simplified([i for i in items if i.count], classes)
+    if _impossible(items, classes):
         return Packing(None)
     for order in _orders(items):
         placed = _greedy(order, classes)
         if placed is not None:
             return Packing(placed)
-    return _Search(_by_hardness(items, classes), classes, max_states).run()
+    states = min(max_states, max(50, MAX_LOOKS // max(1, len(classes))))
+    return _Search(_by_hardness(items, classes), classes, states).run()
+
+
+def surely_too_much(items: Sequence[Item], classes: Sequence[BinClass]) -> bool:
+    """Quick bounds: an item alone, or the sum of an amount, is more than the nodes have that may be used."""
+    return _impossible(*_simplified([i for i in items if i.count], classes))
+
+
+def _impossible(items: Sequence[Item], classes: Sequence[BinClass]) -> bool:
+    return any(_room(item, classes) < item.count for item in items) or _overfull(items, classes)
+
+
+def _simplified(items: Sequence[Item], classes: Sequence[BinClass]) -> tuple[list[Item], list[BinClass]]:
+    """The same question with fewer kinds of nodes: nobody can use more of a node than all pods together ask for, and
+    nodes that hold none of them do not matter."""
+    dimensions = range(len(items[0].size) if items else 0)
+    most = tuple(sum(i.size[k] * i.count for i in items) for k in dimensions)
+    found: dict[tuple[Size, str, tuple[bool, ...]], list[int]] = {}
+    for index, cls in enumerate(classes):
+        free = tuple(map(min, cls.free, most))
+        may = tuple(index in i.allowed and _fits(i.size, free) for i in items)
+        if any(may):
+            found.setdefault((free, cls.domain, may), []).extend(cls.members)
+    merged = [BinClass(free, tuple(members), domain) for (free, domain, _), members in found.items()]
+    allowed = [frozenset(c for c, (_, _, may) in enumerate(found) if may[k]) for k in range(len(items))]
+    return [Item(i.name, i.count, i.size, a, i.tied) for i, a in zip(items, allowed, strict=True)], merged
 
 
 def room(item: Item, classes: Sequence[BinClass]) -> int:
@@ -94,19 +124,21 @@ def _orders(items: Sequence[Item]) -> Iterable[list[Item]]:
     yield biggest
     yield sorted(items, key=lambda i: (len(i.allowed), tuple(-s for s in i.size), i.name))
     shuffled = random.Random(0)
-    for _ in range(SHUFFLES if len(items) > 1 else 0):
+    few = 1 < len(items) and sum(i.count for i in items) <= MANY_PODS
+    for _ in range(SHUFFLES if few else 0):
         order = list(items)
         shuffled.shuffle(order)
         yield order
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Node:
     """A touched node while packing."""
 
     cls: int
     index: int  # into the members of its class
     free: Size
+    fresh: bool = False  # nothing was placed on it yet
 
 
 def _greedy(order: Sequence[Item], classes: Sequence[BinClass]) -> tuple[tuple[str, int, int], ...] | None:
@@ -116,50 +148,65 @@ def _greedy(order: Sequence[Item], classes: Sequence[BinClass]) -> tuple[tuple[s
     domains: dict[int, str] = {}
     placed: list[tuple[str, int, int]] = []
     for item in order:
+        bound = domains.get(item.tied) if item.tied is not None else None
+        ranked = list(_ranked(item, touched, used, classes, bound))
+        heapq.heapify(ranked)
         for replica in range(item.count):
-            choice = _best(item, touched, used, classes, domains)
-            if choice is None:
+            # Pods of one item are equal: only the node that was used last has another rank than before.
+            while ranked and bound is not None and classes[ranked[0][2].cls].domain != bound:
+                heapq.heappop(ranked)
+            if not ranked:
                 return None
-            if choice.index == used[choice.cls] and not any(n is choice for n in touched):
-                used[choice.cls] += 1
-                touched.append(choice)
-            choice.free = _minus(choice.free, item.size)
-            if item.tied is not None:
-                domains[item.tied] = classes[choice.cls].domain
-            placed.append((item.name, replica, classes[choice.cls].members[choice.index]))
+            _, number, node = heapq.heappop(ranked)
+            if node.fresh:
+                node.fresh = False
+                used[node.cls] += 1
+                touched.append(node)
+                if used[node.cls] < len(classes[node.cls].members):
+                    following = _Node(node.cls, used[node.cls], classes[node.cls].free, fresh=True)
+                    heapq.heappush(ranked, (_leftover(item, following), number, following))
+            node.free = _minus(node.free, item.size)
+            if _fits(item.size, node.free):
+                heapq.heappush(ranked, (_leftover(item, node), len(touched) + len(classes) + replica, node))
+            if item.tied is not None and bound is None:
+                bound = domains[item.tied] = classes[node.cls].domain
+            placed.append((item.name, replica, classes[node.cls].members[node.index]))
     return tuple(placed)
 
 
-def _best(
-    item: Item, touched: Sequence[_Node], used: Sequence[int], classes: Sequence[BinClass], domains: dict[int, str]
-) -> _Node | None:
-    bound = domains.get(item.tied) if item.tied is not None else None
-    fresh = [_Node(c, used[c], classes[c].free) for c in sorted(item.allowed) if used[c] < len(classes[c].members)]
-    best: tuple[tuple[float, ...], _Node] | None = None
-    for node in (*touched, *fresh):
-        if node.cls not in item.allowed or not _fits(item.size, node.free):
-            continue
-        if bound is not None and classes[node.cls].domain != bound:
-            continue
-        score = _leftover(item, node, fresh)
-        if best is None or score < best[0]:
-            best = (score, node)
-    return best[1] if best else None
+def _ranked(
+    item: Item, touched: Sequence[_Node], used: Sequence[int], classes: Sequence[BinClass], bound: str | None
+) -> Iterator[tuple[tuple[float, ...], int, _Node]]:
+    """(rank, tie-breaker, node) of every touched node and one untouched node per class on which the item fits."""
+    fresh = (
+        _Node(c, used[c], classes[c].free, fresh=True)
+        for c in sorted(item.allowed)
+        if used[c] < len(classes[c].members)
+    )
+    for number, node in enumerate((*touched, *fresh)):
+        if node.cls in item.allowed and _fits(item.size, node.free) and bound in (None, classes[node.cls].domain):
+            yield _leftover(item, node), number, node
 
 
-def _leftover(item: Item, node: _Node, fresh: Sequence[_Node]) -> tuple[float, ...]:
+def _leftover(item: Item, node: _Node) -> tuple[float, ...]:
     """Amounts that the pod does not use (devices on a node for a pod without any) first, then the tightest fit."""
-    unused = sum(1 for s, f in zip(item.size, node.free, strict=True) if not s and f)
-    tight = sum((f - s) / f for s, f in zip(item.size, node.free, strict=True) if s and f)
-    return (unused, tight, any(n is node for n in fresh))
+    unused = 0
+    tight = 0.0
+    for s, f in zip(item.size, node.free, strict=True):
+        if f:
+            if s:
+                tight += (f - s) / f
+            else:
+                unused += 1
+    return (unused, tight, node.fresh)
 
 
 def _fits(size: Size, free: Size) -> bool:
-    return all(s <= f for s, f in zip(size, free, strict=True))
+    return all(map(operator.le, size, free))
 
 
 def _minus(free: Size, size: Size) -> Size:
-    return tuple(f - s for f, s in zip(free, size, strict=True))
+    return tuple(map(operator.sub, free, size))
 
 
 class _Search:
@@ -210,24 +257,20 @@ class _Search:
             return []
         item = self._pods[depth][0]
         bound = self._domains.get(item.tied) if item.tied is not None else None
+        ranked = sorted(_ranked(item, self._touched, self._used, self._classes, bound), key=lambda entry: entry[:2])
         seen: set[tuple[int, Size]] = set()
         found = []
-        fresh = [_Node(c, self._used[c], self._classes[c].free) for c in sorted(item.allowed)
-                 if self._used[c] < len(self._classes[c].members)]  # fmt: skip
-        for node in (*self._touched, *fresh):
-            state = (node.cls, node.free)
-            if state in seen or node.cls not in item.allowed or not _fits(item.size, node.free):
-                continue
-            if bound is not None and self._classes[node.cls].domain != bound:
-                continue
-            seen.add(state)
-            found.append(node)
-        return sorted(found, key=lambda n: _leftover(item, n, fresh))
+        for _, _, node in ranked:
+            if (node.cls, node.free) not in seen:
+                seen.add((node.cls, node.free))
+                found.append(node)
+        return found
 
     def _place(self, depth: int, node: _Node) -> tuple[_Node, Size, bool, int | None, str | None]:
         item, replica = self._pods[depth]
-        before, fresh = node.free, not any(n is node for n in self._touched)
+        before, fresh = node.free, node.fresh
         if fresh:
+            node.fresh = False
             self._touched.append(node)
             self._used[node.cls] += 1
         node.free = _minus(node.free, item.size)
@@ -241,7 +284,8 @@ class _Search:
         self._placed.pop()
         node.free = before
         if fresh:
-            self._touched.remove(node)
+            node.fresh = True
+            self._touched.pop()  # last in, first out: the search undoes in the order in which it placed
             self._used[node.cls] -= 1
         if tied is not None:
             if old is None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from omni_operator.placement.demand import PodDemand, selects, tolerates
 from omni_operator.placement.inventory import device_memory
 from omni_operator.placement.memory import concurrent_requests
-from omni_operator.placement.nodes import arrange, place
+from omni_operator.placement.nodes import Shelf
+from omni_operator.placement.packing import surely_too_much
 from omni_operator.placement.question import Question
 from omni_operator.placement.types import PlacementWarning, StageMemory, Witness
 
@@ -36,12 +37,12 @@ def memory_warnings(question: Question, memory: tuple[StageMemory, ...]) -> Iter
 
 
 def placement_warnings(
-    question: Question, demands: tuple[PodDemand, ...], witness: Witness, ties: Mapping[str, int]
+    question: Question, shelf: Shelf, witness: Witness, ties: Mapping[str, int]
 ) -> Iterator[PlacementWarning]:
     yield from _old_facts(question)
-    yield from _wrong_nodes(question, demands)
+    yield from _wrong_nodes(question, shelf.demands)
     yield from _apart(question, witness, ties)
-    yield from _no_room_to_grow(question, demands)
+    yield from _no_room_to_grow(question, shelf)
 
 
 def _old_facts(question: Question) -> Iterator[PlacementWarning]:
@@ -55,16 +56,15 @@ def _wrong_nodes(question: Question, demands: tuple[PodDemand, ...]) -> Iterator
     for demand in demands:
         if demand.device_resource is None or not demand.device_bytes:
             continue
-        small = {
-            name: memory
-            for node, names in question.fleet or ()
-            if node.allocatable.get(demand.device_resource)
-            and selects(demand, node)
-            and tolerates(demand, node.taints)
-            and (memory := device_memory(node, demand.device_resource)) is not None
-            and memory < demand.device_bytes
-            for name in names
-        }
+        small: dict[str, int] = {}
+        known: dict[object, int | None] = {}
+        for node, names, static in question.fleet or ():
+            if static not in known:
+                fits = selects(demand, node) and tolerates(demand, node.taints)
+                known[static] = device_memory(node, demand.device_resource) if fits else None
+            memory = known[static]
+            if memory is not None and memory < demand.device_bytes and node.allocatable.get(demand.device_resource):
+                small |= dict.fromkeys(names, memory)
         if small:
             name, memory = min(small.items())
             message = (
@@ -79,7 +79,7 @@ def _apart(question: Question, witness: Witness, ties: Mapping[str, int]) -> Ite
     label = question.cluster.domain_label
     if label is None or not ties:
         return
-    domain = {name: node.labels.get(label, name) for node, names in question.fleet or () for name in names}
+    domain = {name: node.labels.get(label, name) for node, names, _ in question.fleet or () for name in names}
     for number in sorted(set(ties.values())):
         groups = sorted(g for g, n in ties.items() if n == number)
         used = sorted({domain[p.node] for p in witness.placements if p.group in groups})
@@ -88,18 +88,18 @@ def _apart(question: Question, witness: Witness, ties: Mapping[str, int]) -> Ite
             yield PlacementWarning("HotEdgeAcrossDomains", message, "spec.edges")
 
 
-def _no_room_to_grow(question: Question, demands: tuple[PodDemand, ...]) -> Iterator[PlacementWarning]:
-    """The upper bounds of the autoscaler, all reached at once, would not fit."""
-    if question.cluster.nodes_may_be_added or question.fleet is None:
+def _no_room_to_grow(question: Question, shelf: Shelf) -> Iterator[PlacementWarning]:
+    """The upper bounds of the autoscaler, all reached at once, would surely not fit."""
+    if question.cluster.nodes_may_be_added:
         return
     bounds = question.plan.replicas
-    grown = tuple(
-        replace(d, replicas=max(d.replicas, bounds[d.group].maximum or 0)) if d.group in bounds else d for d in demands
-    )
-    if grown == demands:
-        return
-    witness, packing = place(arrange(grown, question.fleet))
-    if witness is None and packing.proven:
-        wanted = ", ".join(f"{d.group} {d.replicas}" for d, old in zip(grown, demands, strict=True) if d != old)
+    grown = {
+        d.group: bounds[d.group].maximum or 0
+        for d in shelf.demands
+        if d.group in bounds and (bounds[d.group].maximum or 0) > d.replicas
+    }
+    items = [replace(i, count=grown.get(i.name, i.count)) for i in shelf.items]
+    if grown and surely_too_much(items, shelf.classes):
+        wanted = ", ".join(f"{group} {count}" for group, count in grown.items())
         message = f"the nodes have no room for maxReplicas of all stages at once ({wanted})"
         yield PlacementWarning("MaxReplicasDoNotFit", message, "spec.stages")
