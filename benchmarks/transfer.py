@@ -172,7 +172,8 @@ WAYS = (
     Way("block", BlockPerMessage(), tuple(SIZES)),
     Way("queue", Queue(), tuple(SIZES)),
     Way("zmq", PlainZeroMq(), tuple(SIZES)),
-    Way("tcp", Connector(), ("1MiB", "64MiB"), "pod-a", "pod-b", "TCP"),
+    Way("tcp", Connector(reserve=True), ("1MiB", "64MiB"), "pod-a", "pod-b", "TCP"),
+    Way("mooncake", Connector(reserve=True), ("1MiB", "64MiB"), "pod-a", "pod-b", "Mooncake"),
 )
 
 

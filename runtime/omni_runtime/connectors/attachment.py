@@ -172,6 +172,7 @@ class Attachment:
 
     def keep(self, slab: Slab) -> bool:
         """The worker takes a view. False: it keeps so many already that this one has to be copied out."""
+        self._collect_dropped()
         if self._kept_bytes + slab.length > self.arena.length // _KEPT_SHARE:
             return False
         self._kept.add(slab)
@@ -200,8 +201,7 @@ class Attachment:
             self._flush_wanted = True
             self._loop.call_soon(self._flush)
 
-    def _flush(self) -> None:
-        self._flush_wanted = False
+    def _collect_dropped(self) -> None:
         while self._dropped:
             slab = self._dropped.popleft()
             self.pinned_bytes -= slab.length
@@ -209,6 +209,10 @@ class Attachment:
                 self._kept.remove(slab)
                 self._kept_bytes -= slab.length
             self._released.append(slab)
+
+    def _flush(self) -> None:
+        self._flush_wanted = False
+        self._collect_dropped()
         while self._released:
             count = min(len(self._released), _RELEASES_AT_ONCE)
             self.send(wire.Release(tuple(self._released.popleft() for _ in range(count))))
