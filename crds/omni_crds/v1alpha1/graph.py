@@ -34,6 +34,8 @@ class AcceleratorSpec(OmniModel):
     """Devices of one replica. Without it: what the parallelism needs."""
     memory_fraction: Fraction | None = None
     """Share of each device's memory, above 0 up to 1, as a string. Stages of one podGroup may share a device."""
+    memory: Quantity | None = None
+    """What the stage takes of each device, for models that nobody can read. Without it: worked out from the model."""
 
 
 class ParallelismSpec(OmniModel):

@@ -16,6 +16,7 @@ from omni_operator.placement.memory import stage_memory
 from omni_operator.placement.modelfacts import ModelPart
 from omni_operator.placement.types import ClusterView, NodeView, StageMemory
 from omni_runtime.deploy.plan import ReplicaBounds, ResolvedPlan, StagePlan
+from omni_runtime.deploy.quantity import parse_quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,10 @@ class Question:
     def memory(self, stage: StagePlan) -> StageMemory | None:
         """None where the device class is not known at all: another check says so."""
         device = self.device(stage)
-        return None if device is None else stage_memory(stage, self.part(stage), device)
+        if device is None:
+            return None
+        declared = self.plan.device_memory.get(stage.name)
+        return stage_memory(stage, self.part(stage), device, int(parse_quantity(declared)) if declared else None)
 
     def with_plan(self, plan: ResolvedPlan) -> Question:
         return replace(self, plan=plan)

@@ -24,7 +24,10 @@ def memory_warnings(question: Question, memory: tuple[StageMemory, ...]) -> Iter
     for one in memory:
         stage, path = stages[one.stage], question.path(one.stage)
         if not one.known:
-            message = f"what stage {one.stage} loads is not known, so its memory was not checked"
+            message = (
+                f"what stage {one.stage} loads is not known, so its memory was not checked; "
+                "accelerator.memory may say what it takes of each device"
+            )
             yield PlacementWarning("WeightsUnknown", message, path)
             continue
         at_once = concurrent_requests(one)

@@ -130,7 +130,7 @@ class EntryPlan(msgspec.Struct, frozen=True):
 class ResolvedPlan(msgspec.Struct, frozen=True):
     pipeline: str
     topology: str
-    revision: str  # 10 hex digits of the canonical JSON of everything except replicas and origins
+    revision: str  # 10 hex digits of the canonical JSON of everything that pods depend on
     contract_version: int
     model: ModelRef
     stages: tuple[StagePlan, ...]  # in topological order: stage 0 takes the request
@@ -139,6 +139,8 @@ class ResolvedPlan(msgspec.Struct, frozen=True):
     drain_timeout_seconds: int
     replicas: dict[str, ReplicaBounds]
     origins: dict[str, str]  # "stages.talker.cpu" -> "pipeline" | "topology smol_omni" | "profile cpu" | "default"
+    # Stage -> what a user says that it takes of each device. For the placement check alone, so not of the revision.
+    device_memory: dict[str, str] = {}
 
     def stage(self, name: str) -> StagePlan:
         for stage in self.stages:
@@ -173,6 +175,7 @@ def load_plan(data: bytes) -> ResolvedPlan:
 
 
 def revision_of(plan: ResolvedPlan) -> str:
-    """Hash of what a running pod depends on; replicas, origins, and the revision itself are left out."""
-    stable = msgspec.structs.replace(plan, revision="", replicas={}, origins={})
+    """Hash of what a running pod depends on; replicas, origins, what a user says of memory, and the revision itself are
+    left out."""
+    stable = msgspec.structs.replace(plan, revision="", replicas={}, origins={}, device_memory={})
     return hashlib.sha256(canonical_json(stable)).hexdigest()[:10]

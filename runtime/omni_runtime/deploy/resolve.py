@@ -86,6 +86,9 @@ def resolve(
         drain_timeout_seconds=drain,
         replicas=replicas,
         origins=dict(sorted(origins.noted.items())),
+        device_memory={
+            s.name: s.accelerator.memory for s in spec.stages or () if s.accelerator and s.accelerator.memory
+        },
     )
     return msgspec.structs.replace(plan, revision=revision_of(plan))
 

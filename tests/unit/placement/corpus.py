@@ -119,6 +119,10 @@ CASES: tuple[Case, ...] = (
     Case("a CPU stage with too little RAM",
          custom("[{name: writer, engine: ar_vllm, runtimeProfile: cpu, accelerator: {class: cpu}, resources: {memory: 4Gi}}]"),
          a_cluster(a_node("n")), K.DEVICE_MEMORY, ("writer needs",), "resources.memory"),
+    Case("declared memory that fits", custom(f"[{{name: writer, engine: ar_vllm, {on(L4, ', memory: 18Gi')}}}]", uri="hf://someone/secret"),
+         a_cluster(a_node("l", L4, 1))),
+    Case("declared memory that does not fit", custom(f"[{{name: writer, engine: ar_vllm, {on(L4, ', memory: 20Gi')}}}]", uri="hf://someone/secret"),
+         a_cluster(a_node("l", L4, 1), a_node("h", H100, 1)), K.DEVICE_MEMORY, ("declared 20.0",), "memoryFraction of writer to 0.91"),
     # ---- what devices and models cannot do
     Case("fp8 cache on A100", writer(args(kv_cache_dtype="fp8"), device=A100), a_cluster(a_node("a", A100, 1)),
          K.INCOMPATIBLE, ("has no fp8",), "use auto"),
