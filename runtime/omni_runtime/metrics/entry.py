@@ -129,6 +129,9 @@ class EntryMetrics:
         self._live = self._gauge("omni:stage_live_replicas", "Replicas that may get work.", stage)
         self._members = self._gauge("omni:stage_registered_replicas", "Replicas that have registered.", stage)
         self._lost = self._counter("omni:replicas_lost", "Replicas that fell silent or closed.", stage)
+        self._overloaded = self._counter(
+            "omni:requests_refused", "Requests answered with 429, by the limit that was reached.", [*model, "limit"]
+        )
         self._replayed = self._counter(
             "omni:requests_replayed", "Requests that started anew after the loss of a replica.", [*model, "reason"]
         )
@@ -148,6 +151,8 @@ class EntryMetrics:
         m = self._model
         for series in (self._running, self._waiting, self._e2e, self._queue_wait, self._speech_completed):
             series.labels(m)
+        for limit in ("queue", "tenant", "share"):
+            self._overloaded.labels(m, limit)
         for reason in SPEECH_ABORTS:
             self._speech_aborted.labels(m, reason)
         self._success.labels(m, "stop")
@@ -234,6 +239,9 @@ class EntryMetrics:
 
     def request_replayed(self, state: RequestState, reason: str) -> None:
         self._replayed.labels(self._model, reason).inc()
+
+    def request_refused(self, limit: str) -> None:
+        self._overloaded.labels(self._model, limit).inc()
 
     def replica_joined(self, stage: StageName, replica: ReplicaId) -> None:
         self._gone.pop((stage, replica), None)

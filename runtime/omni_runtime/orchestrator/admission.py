@@ -7,6 +7,7 @@ those that do not need that stage (text goes on while speech waits for a talker)
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -36,9 +37,10 @@ def rules_of(entry: EntryPlan) -> AdmissionRules:
 
 
 class Overloaded(QueueFull):
-    """429 with the seconds after which a retry has a chance."""
+    """429 with the seconds after which a retry has a chance. limit: queue | tenant | share, the one that was reached."""
 
-    def __init__(self, why: str, retry_after_seconds: int, else_do: str = "") -> None:
+    def __init__(self, limit: str, why: str, retry_after_seconds: int, else_do: str = "") -> None:
+        self.limit = limit
         self.retry_after_seconds = retry_after_seconds
         super().__init__(f"{why}; retry after {retry_after_seconds} s" + (f", {else_do}" if else_do else ""))
 
@@ -70,9 +72,20 @@ def missing_stages(stages: Iterable[StageName], live: Callable[[StageName], int]
     return tuple(s for s in stages if live(s) == 0)
 
 
-def unavailable(pipeline: str, missing: tuple[StageName, ...], waited_seconds: float) -> StageUnavailable:
-    names = ", ".join(missing)
+def unavailable(
+    pipeline: str, missing: tuple[StageName, ...], waited_seconds: float, states: Callable[[StageName], Iterable[str]]
+) -> StageUnavailable:
+    """states(stage): of its replicas that may not get work."""
+    named = ", ".join(f"{stage} ({_counted(states(stage))})" for stage in missing)
+    if all("Asleep" in states(stage) for stage in missing):
+        do = "wake them up with POST /v1/omni/wakeup"
+    else:
+        do = f"look at the pods of OmniStage {pipeline}-{missing[0]}, or at /omni/status"
     return StageUnavailable(
-        f"pipeline {pipeline} has no live replica of stage {names} (waited {waited_seconds:.1f} s); "
-        f"look at the pods of OmniStage {pipeline}-{missing[0]}, or at /omni/status"
+        f"pipeline {pipeline} has no live replica of stage {named}; waited {waited_seconds:.1f} s; {do}"
     )
+
+
+def _counted(states: Iterable[str]) -> str:
+    counts = Counter(states)
+    return ", ".join(f"{n} {state}" for state, n in sorted(counts.items())) or "none registered"

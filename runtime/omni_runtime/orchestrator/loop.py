@@ -11,7 +11,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from omni_runtime.deploy.plan import ResolvedPlan
 from omni_runtime.errors import InvalidRequest, OmniError, StageUnavailable
@@ -25,8 +25,9 @@ from omni_runtime.orchestrator.admission import (
     unavailable,
 )
 from omni_runtime.orchestrator.advance import advance
+from omni_runtime.orchestrator.attempt import Attempt
 from omni_runtime.orchestrator.calls import Call, RequestHandle
-from omni_runtime.orchestrator.inputs import TextInput, text_input_of
+from omni_runtime.orchestrator.inputs import text_input_of
 from omni_runtime.orchestrator.messages import build_submit
 from omni_runtime.orchestrator.observer import Observer, SilentObserver, Tracer
 from omni_runtime.orchestrator.pool import LivenessRules, Policy
@@ -49,7 +50,6 @@ from omni_runtime.orchestrator.state import (
     Event,
     Fail,
     Forget,
-    InputOverdue,
     Rejected,
     ReleaseStage,
     Replay,
@@ -71,20 +71,6 @@ from omni_runtime.protocol.channels import Channels
 log = get_logger(__name__)
 
 SETTLE_SECONDS = 10.0  # for stages to confirm an abort or an end
-
-
-@dataclass(slots=True, eq=False)
-class _Active:
-    """One attempt at a request in the loop: its state, its client, its timers."""
-
-    call: Call
-    state: RequestState
-    handle: RequestHandle
-    text: TextInput | None  # of a client that may send more of it
-    queued_since: float  # of this attempt
-    timers: list[asyncio.TimerHandle] = field(default_factory=list)
-    input_timer: asyncio.TimerHandle | None = None
-    first_audio: bool = False
 
 
 class Orchestrator:
@@ -123,7 +109,7 @@ class Orchestrator:
             clock=clock,
         )
         self._roster = self._replicas.roster
-        self._active: dict[RequestId, _Active] = {}
+        self._active: dict[RequestId, Attempt] = {}
         self._attempts: dict[RequestId, RequestId] = {}  # of requests that started anew: the client's id -> the present
         self._queue = RequestQueue(self._rules)
         self._waiting_by_stage: dict[StageName, int] = {}
@@ -146,8 +132,7 @@ class Orchestrator:
             self.dispatch(request, CancelRequested("the entry is shutting down"))
         await self._replicas.close()
         for active in self._active.values():
-            for timer in active.timers:
-                timer.cancel()
+            active.cancel_timers()
 
     @property
     def port(self) -> int:
@@ -185,6 +170,7 @@ class Orchestrator:
             raise StageUnavailable("the entry is shutting down; ask again")
         overloaded = self._queue.refusal(call.tenant, self._recent.seconds)
         if overloaded is not None:
+            self._observer.request_refused(overloaded.limit)
             raise overloaded
         now = self._clock()
         request = RequestId(uuid.uuid4().hex)
@@ -201,33 +187,38 @@ class Orchestrator:
         if spec.text_edge and text is None:
             raise InvalidRequest(f"input: stage {spec.start} takes plain text, not messages; send text")
         if displaced := self._queue.to_displace(call.tenant, self._recent.seconds):
+            self._observer.request_refused(displaced[1].limit)
             self.dispatch(displaced[0], Rejected(displaced[1]))
         seconds = min(call.deadline_seconds, self._rules.max_seconds)
         handle = RequestHandle(request, now, _cancel=self._cancel, _append=self._append)
         state = RequestState(spec, queued_at=now, replays_left=self._rules.replays)
-        self._enqueue(_Active(replace(call, deadline_seconds=seconds), state, handle, text, queued_since=now))
+        self._enqueue(
+            Attempt(
+                replace(call, deadline_seconds=seconds), state, handle, text, queued_since=now, dispatch=self.dispatch
+            )
+        )
         self._admit()
         return handle
 
-    def _enqueue(self, active: _Active) -> None:
+    def _enqueue(self, active: Attempt) -> None:
         state, seconds = active.state, active.call.deadline_seconds
         self._active[state.spec.request] = active
         self._queue.add(state.spec, again=state.attempt > 1)
         self._idle.clear()
         left = max(0.0, seconds - (active.queued_since - state.queued_at))
-        self._after(active, left, DeadlinePassed(seconds))
-        self._expect_input(active)
+        active.after(left, DeadlinePassed(seconds))
+        active.expect_input()
 
-    def _start_anew(self, lost: _Active, error: OmniError, now: float) -> None:
+    def _start_anew(self, lost: Attempt, error: OmniError, now: float) -> None:
         """The client waits on with the same handle; stages see another request."""
         request = RequestId(uuid.uuid4().hex)
         state = next_attempt(lost.state, request, error)
         self._observer.request_replayed(lost.state, error.code)
         if self._tracer is not None:
             self._tracer.request_ended(lost.state, "replayed", error.code, now)
-        self._queue.leave(lost.state.spec.request)
+        self._queue.leave(lost.request)
         self._attempts[lost.handle.request] = request
-        self._enqueue(_Active(lost.call, state, lost.handle, lost.text, queued_since=now))
+        self._enqueue(Attempt(lost.call, state, lost.handle, lost.text, queued_since=now, dispatch=self.dispatch))
         log.warning(
             "request.replayed", request=lost.handle.request, attempt=state.attempt, runs_as=request, reason=str(error)
         )
@@ -244,23 +235,13 @@ class Orchestrator:
         if active.text is None:
             raise InvalidRequest("input: the request had its whole input at its start; start another one")
         message = active.text.append(request, text, finished)
-        self._expect_input(active)
+        active.expect_input()
         start = active.state.spec.start
         record = active.state.stages.get(start)
         if record is None or record.phase not in LIVE:  # queued: Submit will hold it; ended: nobody reads it
             return
         if not self._replicas.send(start, record.replica, message):
             self.dispatch(request, ReplicaGone(start, record.replica, "closed its connection before the text came"))
-
-    def _expect_input(self, active: _Active) -> None:
-        """A client that has more to say says it within its input deadline, or loses its places."""
-        if active.input_timer is not None:
-            active.input_timer.cancel()
-            active.timers.remove(active.input_timer)
-            active.input_timer = None
-        if active.text is not None and not active.text.finished:
-            seconds = active.call.input_deadline_seconds
-            active.input_timer = self._after(active, seconds, InputOverdue(seconds))
 
     def status(self) -> OrchestratorStatus:
         counts = Counts(
@@ -286,16 +267,16 @@ class Orchestrator:
         if any(isinstance(a, ReleaseStage | Forget) for a in actions):
             self._admit()
 
-    def _carry_out(self, active: _Active, action: Action, now: float) -> None:
+    def _carry_out(self, active: Attempt, action: Action, now: float) -> None:
         match action:
             case SubmitStage(stage, replica):
                 inputs = active.call.inputs if active.text is None else active.text.as_inputs()
                 submit = build_submit(self.plan, active.state, active.call, inputs, stage, self._roster.hello_of, now)
                 self._replicas.send(stage, replica, submit)
             case AbortStage(stage, replica, reason):
-                self._replicas.send(stage, replica, control.Abort(active.state.spec.request, reason))
+                self._replicas.send(stage, replica, control.Abort(active.request, reason))
             case ReleaseStage(stage, replica):
-                self._roster.pools[stage].release(active.state.spec.request, replica)
+                self._roster.pools[stage].release(active.request, replica)
             case Emit(stage, piece):
                 if isinstance(piece, AudioPiece):
                     self._note_audio(active, stage, piece, now)
@@ -312,17 +293,16 @@ class Orchestrator:
             case Replay(error):
                 self._start_anew(active, error, now)
             case StartSettling():
-                self._after(active, self._settle_seconds, SettleExpired())
+                active.after(self._settle_seconds, SettleExpired())
             case Forget():
-                for timer in active.timers:
-                    timer.cancel()
-                del self._active[active.state.spec.request]
+                active.cancel_timers()
+                del self._active[active.request]
                 self._note_queue()
                 if not self._active:
                     self._idle.set()
 
     def _end(
-        self, active: _Active, terminal: Complete | Fail | Cancelled, outcome: str, reason: str, now: float
+        self, active: Attempt, terminal: Complete | Fail | Cancelled, outcome: str, reason: str, now: float
     ) -> None:
         state = active.state
         self._queue.leave(state.spec.request)
@@ -340,17 +320,11 @@ class Orchestrator:
             log.info("request.ended", outcome=outcome, reason=reason, **fields)
         active.handle.put(terminal)
 
-    def _note_audio(self, active: _Active, stage: StageName, piece: AudioPiece, now: float) -> None:
+    def _note_audio(self, active: Attempt, stage: StageName, piece: AudioPiece, now: float) -> None:
         if not active.first_audio and piece.pcm:  # TTFP is the first chunk, never the last (T32)
             active.first_audio = True
             self._recent.first_packet(now - active.state.queued_at)
         self._observer.audio_piece(active.state, stage, piece, now)
-
-    def _after(self, active: _Active, seconds: float, event: Event) -> asyncio.TimerHandle:
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(seconds, self.dispatch, active.state.spec.request, event)
-        active.timers.append(timer)
-        return timer
 
     # --- admission
 
@@ -403,4 +377,5 @@ class Orchestrator:
                 continue
             missing = missing_stages(active.state.spec.stages, lambda s: len(self._roster.pools[s].live(now)))
             if missing:
-                self.dispatch(request, Rejected(unavailable(self.plan.pipeline, missing, waited)))
+                error = unavailable(self.plan.pipeline, missing, waited, lambda s: self._roster.states(s, now))
+                self.dispatch(request, Rejected(error))

@@ -45,10 +45,12 @@ class RequestQueue:
         held = self._waits_of[tenant] + self._runs_of[tenant]
         if self._rules.max_per_tenant is not None and held >= self._rules.max_per_tenant:
             whose = f"tenant {tenant!r} has" if tenant else "requests without a tenant:"
-            return Overloaded(f"{whose} {held} running or waiting (limit {self._rules.max_per_tenant})", retry)
+            return Overloaded(
+                "tenant", f"{whose} {held} running or waiting (limit {self._rules.max_per_tenant})", retry
+            )
         if len(self) >= self._rules.max_queue and self._greediest(tenant) is None:
             waiting = f"{len(self)} requests wait already (limit {self._rules.max_queue})"
-            return Overloaded(waiting, retry, "or add replicas to the stage with the longest queue")
+            return Overloaded("queue", waiting, retry, "or add replicas to the stage with the longest queue")
         return None
 
     def to_displace(self, tenant: str, recent_seconds: float) -> tuple[RequestId, Overloaded] | None:
@@ -60,6 +62,7 @@ class RequestQueue:
         whose = f"tenant {greedy!r}" if greedy else "requests without a tenant"
         retry = max(1, min(60, round(recent_seconds)))
         return last, Overloaded(
+            "share",
             f"the queue is full (limit {self._rules.max_queue}) and {whose} had the most in it "
             f"({self._waits_of[greedy]}): the last of them gave way to another tenant",
             retry,

@@ -155,6 +155,10 @@ class Roster:
         assert member is not None, "a replica that was bound in this very step is in its pool"
         return member.hello
 
+    def states(self, stage: StageName, now: Instant) -> tuple[str, ...]:
+        pool = self.pools[stage]
+        return tuple(pool.state_of(r, now).value for r in pool.members)
+
     def note(self, stage: StageName, now: Instant) -> None:
         pool = self.pools[stage]
         self._observer.replicas_changed(stage, len(pool.live(now)), len(tuple(pool.members)))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_runtime.orchestrator.admission import plan_admissions
+from omni_runtime.orchestrator.admission import plan_admissions, unavailable
 from omni_runtime.orchestrator.pool import Ask, LivenessRules, Policy, Replica, StagePool
 from omni_runtime.orchestrator.routing import POLICIES, least_queue, power_of_two, round_robin, session_affine
 from omni_runtime.orchestrator.state import RequestId, RequestSpec, build_request_spec
@@ -210,6 +211,21 @@ def test_nobody_overtakes_at_a_full_stage() -> None:
     admitted, waiting = plan_admissions(queue, {"thinker": 0, "talker": 1, "code2wav": 1})
     assert admitted == ()
     assert waiting == {"thinker": 2}
+
+
+@pytest.mark.parametrize(
+    ("states", "message"),
+    [
+        pytest.param(
+            (), r"talker \(none registered\); waited 5.0 s; look at the pods of OmniStage p-talker", id="none"
+        ),
+        pytest.param(("Suspect", "Draining", "Suspect"), r"talker \(1 Draining, 2 Suspect\)", id="some"),
+        pytest.param(("Asleep",), r"talker \(1 Asleep\).*POST /v1/omni/wakeup", id="asleep"),
+    ],
+)
+def test_a_missing_stage_says_what_became_of_its_replicas(states: tuple[str, ...], message: str) -> None:
+    """T69"""
+    assert re.search(message, str(unavailable("p", ("talker",), 5.0, lambda _: states)))
 
 
 def test_a_request_is_forgotten_after_three_beats_without_it() -> None:
