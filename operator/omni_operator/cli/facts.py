@@ -17,7 +17,7 @@ from omni_crds.v1alpha1.tenant import OmniTenant
 from omni_operator.placement import Catalogue, ClusterView, NodeView
 from omni_operator.placement.devices import BUILT_IN
 from omni_operator.placement.types import CPU, MEMORY, PODS
-from omni_operator.placement.views import cluster_view, tenant_view
+from omni_operator.placement.views import belongs_to, classes_in_use, cluster_view, tenant_view
 from omni_runtime.deploy.load import load_profiles
 from omni_runtime.errors import FieldError, InvalidPipeline, OmniError
 
@@ -80,7 +80,9 @@ def cluster_facts(namespace: str, pipeline: str, autoscaler: bool, domain: str |
     for body in _kubectl("omnitenants"):
         tenant = OmniTenant.model_validate(body)
         if namespace in tenant.spec.namespaces:
-            view = replace(view, tenant=tenant_view(tenant, {}))
+            others = [o for o in objects if o.get("kind") == "Pod" and not belongs_to(o, namespace, pipeline)]
+            used = classes_in_use(others, tenant.spec.namespaces, Catalogue.of(profiles).classes.values())
+            view = replace(view, tenant=tenant_view(tenant, used))
     return Facts(view, profiles=profiles)
 
 

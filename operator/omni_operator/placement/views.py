@@ -12,6 +12,7 @@ from typing import Any
 from omni_crds.v1alpha1.tenant import OmniTenant
 from omni_operator.names import PIPELINE_LABEL, pipeline_label
 from omni_operator.placement.demand import amounts, pod_resources
+from omni_operator.placement.devices import DeviceSpec
 from omni_operator.placement.types import ClusterView, NodeView, QuotaView, Resources, Taint, TenantView
 
 Json = Mapping[str, Any]
@@ -85,6 +86,29 @@ def tenant_view(tenant: OmniTenant, used: Mapping[str, int]) -> TenantView:
     """used: device class -> devices that the tenant's other pipelines use."""
     budget = {b.class_name: b.count for b in tenant.spec.accelerator_budget or ()}
     return TenantView(tenant.metadata.name, budget, dict(used))
+
+
+def classes_in_use(pods: Iterable[Json], namespaces: Iterable[str], devices: Iterable[DeviceSpec]) -> dict[str, int]:
+    """Device class -> devices that pods of these namespaces hold or wait for. A pod counts for the class whose resource
+    it asks for and whose nodes it selects; of several such classes for the one that says most about its nodes."""
+    known = sorted(devices, key=lambda d: (-len(d.node_selector or {}), d.name))
+    chosen, found = frozenset(namespaces), dict[str, int]()
+    for pod in pods:
+        if (pod.get("metadata") or {}).get("namespace") not in chosen or not holds_resources(pod):
+            continue
+        requests, selector = pod_resources(pod["spec"]), (pod["spec"].get("nodeSelector") or {})
+        for resource in (r for r in requests if "/" in r):
+            device = next(
+                (
+                    d
+                    for d in known
+                    if d.resource_name == resource and (d.node_selector or {}).items() <= selector.items()
+                ),
+                None,
+            )
+            if device is not None:
+                found[device.name] = found.get(device.name, 0) + requests[resource]
+    return found
 
 
 def cluster_view(

@@ -11,7 +11,7 @@ from omni_operator.placement.memory import concurrent_requests
 from omni_operator.placement.nodes import Shelf
 from omni_operator.placement.packing import surely_too_much
 from omni_operator.placement.question import Question
-from omni_operator.placement.types import PlacementWarning, StageMemory, Witness
+from omni_operator.placement.types import MEMORY, PlacementWarning, StageMemory, Witness
 
 GIB = 1 << 30
 OLD_SECONDS = 60.0
@@ -45,6 +45,7 @@ def placement_warnings(
     yield from _old_facts(question)
     yield from _wrong_nodes(question, shelf.demands)
     yield from _apart(question, witness, ties)
+    yield from _overcommitted(question, shelf.demands, witness)
     yield from _no_room_to_grow(question, shelf)
 
 
@@ -76,6 +77,25 @@ def _wrong_nodes(question: Question, demands: tuple[PodDemand, ...]) -> Iterator
                 "Give the device class a nodeSelector"
             )
             yield PlacementWarning("SelectorTooWide", message, question.path(demand.group))
+
+
+def _overcommitted(question: Question, demands: tuple[PodDemand, ...], witness: Witness) -> Iterator[PlacementWarning]:
+    """Limits hold the arenas in /dev/shm, requests do not: a node may have room for the one and not for the other."""
+    limits = {d.group: d.limits.get(MEMORY, 0) for d in demands}
+    mine: dict[str, int] = {}
+    for placement in witness.placements:
+        mine[placement.node] = mine.get(placement.node, 0) + limits[placement.group]
+    nodes = {name: node for node, names, _ in question.fleet or () for name in names if name in mine}
+    over = {
+        name: mine[name] + node.used.get(MEMORY, 0) - node.allocatable.get(MEMORY, 0) for name, node in nodes.items()
+    }
+    name, excess = max(over.items(), key=lambda item: (item[1], item[0]), default=("", 0))
+    if excess > 0:
+        message = (
+            f"if all pods on node {name} use what their limits allow, {excess / GIB:.1f} GiB of its memory are missing "
+            "(arenas in /dev/shm count): pods would be evicted"
+        )
+        yield PlacementWarning("MemoryOvercommitted", message, "spec.stages")
 
 
 def _apart(question: Question, witness: Witness, ties: Mapping[str, int]) -> Iterator[PlacementWarning]:

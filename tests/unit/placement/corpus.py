@@ -80,6 +80,7 @@ CASES: tuple[Case, ...] = (
     Case("real speech on one small CPU node", example("smol-omni"), a_cluster(a_node("n", cpu=2, memory=8))),
     Case("tiny model in pod groups", example("qwen3-omni-tiny"), a_cluster(a_node("n", cpu=2, memory=16))),
     Case("custom graph", example("custom"), a_cluster(a_node("n", cpu=2, memory=16))),
+    Case("limits are more than a node has", example("qwen3-omni"), a_cluster(a_node("h", H100, 3, memory=150)), warns=("MemoryOvercommitted",)),
     Case("no node is known", example("qwen3-omni"), ClusterView()),
     Case("8B on one L4", writer(", maxConcurrency: 32" + args(max_model_len=8192), device=L4), a_cluster(a_node("l", L4, 1)), warns=("KvCacheSmall",)),
     Case("70B over four H100", writer(", parallelism: {tensor: 4}" + args(max_model_len=32768), LLAMA_70B), h100(1, 4)),

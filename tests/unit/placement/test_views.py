@@ -9,8 +9,8 @@ import pytest
 from omni_crds.v1alpha1.tenant import OmniTenant
 from omni_operator.placement.demand import amounts, plan_demand, pod_resources
 from omni_operator.placement.types import QuotaView, Taint
-from omni_operator.placement.views import cluster_view, node_view, quota_view, tenant_view, usage
-from tests.unit.placement.builders import GIB, a_plan, example
+from omni_operator.placement.views import classes_in_use, cluster_view, node_view, quota_view, tenant_view, usage
+from tests.unit.placement.builders import GIB, a_plan, catalogue, example
 
 
 def a_pod(node: str | None, name: str = "other", phase: str = "Running", **resources: Any) -> dict[str, Any]:
@@ -119,6 +119,26 @@ def test_a_whole_cluster() -> None:
     assert view.nodes[0].used == {"cpu": 500, "memory": GIB, "pods": 1}
     assert view.tenant is not None
     assert (view.tenant.budget, view.tenant.used) == ({"h": 4}, {"h": 1})
+
+
+def test_devices_in_use_are_those_of_the_class_whose_nodes_a_pod_selects() -> None:
+    h100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+
+    def holding(namespace: str, selector: dict[str, str], phase: str = "Running") -> dict[str, Any]:
+        pod = a_pod("n1", phase=phase, limits={"nvidia.com/gpu": "2"})
+        pod["metadata"]["namespace"] = namespace
+        pod["spec"]["nodeSelector"] = selector
+        return pod
+
+    pods = [
+        holding("ours", h100),
+        holding("ours too", {**h100, "pool": "x"}),
+        holding("theirs", h100),
+        holding("ours", h100, phase="Succeeded"),
+        holding("ours", {}),  # on no class's nodes in particular
+    ]
+    devices = catalogue().classes.values()
+    assert classes_in_use(pods, ["ours", "ours too"], devices) == {"nvidia-h100-80gb": 4}
 
 
 def test_amounts_in_their_units() -> None:
