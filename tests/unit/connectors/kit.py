@@ -78,6 +78,11 @@ class Site:
         self.shm = root / "shm"
         self.shm.mkdir()
 
+    def use(self, connector: str) -> None:
+        """The edges of this connector, for sidecars that start from now on."""
+        self.plan = a_plan(connector=connector)
+        (self.root / "plan.json").write_bytes(msgspec.json.encode(self.plan))
+
     def options(self, domain: str, arena_bytes: int = 16 * MIB, **changes: object) -> SidecarOptions:
         base = SidecarOptions(
             ipc_dir=self.root / domain,

@@ -1,0 +1,139 @@
+"""The leak matrix: whoever dies or hangs, after whichever chunk, over whichever connector, leaves nothing behind.
+
+Afterwards the arenas are empty, no file is left, no other stream is harmed, and the side that is left alone has been
+told within its deadline (R5, R11, R12).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from omni_runtime.connectors.api import ChunkReceived
+from omni_runtime.connectors.client import ClientLimits, SidecarEdgeClient
+from omni_runtime.errors import OmniError
+from tests.unit.connectors.kit import EDGE, Site, a_chunk, producer, rows, some_bytes
+from tests.unit.connectors.pods import Engine, Pod, a_pod
+
+CHUNKS = 5
+LIMITS = ClientLimits(put_deadline_s=3, chunk_deadline_s=3)
+TOLD_SECONDS = 30  # deadlines of 3 s, on a busy machine
+VICTIMS = ("producer", "consumer", "producer's sidecar", "consumer's sidecar")
+ENDS = ("killed", "paused")
+CONNECTORS = ("SharedMemory", "TCP", "Mooncake")
+WHOLE = [
+    case
+    for case in itertools.product(VICTIMS, ENDS, range(CHUNKS + 1), CONNECTORS)
+    if not (case[0] == "consumer's sidecar" and case[3] == "SharedMemory")  # it is the producer's
+]
+SLICE = [
+    ("producer", "killed", 3, "SharedMemory"),
+    ("consumer", "killed", 2, "Mooncake"),
+    ("producer's sidecar", "killed", 2, "Mooncake"),
+    ("consumer's sidecar", "paused", 1, "TCP"),
+]
+
+
+@asynccontextmanager
+async def pods(site: Site, connector: str) -> AsyncIterator[tuple[Pod, Pod]]:
+    site.use(connector)
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(a_pod(site, "pod-a"))
+        yield first, first if connector == "SharedMemory" else await stack.enter_async_context(a_pod(site, "pod-b"))
+
+
+async def put_until_told(client: SidecarEdgeClient, request: str) -> str:
+    """The code of the error that ends a producer whose other side is gone."""
+    try:
+        while True:
+            await client.put(request, EDGE, rows(some_bytes(300_000), start=99))
+    except OmniError as error:
+        return error.code
+
+
+async def take_until_told(client: SidecarEdgeClient) -> str:
+    async for event in client.events():
+        if not isinstance(event, ChunkReceived):
+            return event.code
+    raise AssertionError("events ended")
+
+
+async def another_stream(up: SidecarEdgeClient, down: SidecarEdgeClient, request: str) -> None:
+    await down.open(request, producer(up, "bystander"))
+    await up.put(request, EDGE, rows(some_bytes(400_000, 3), finished=True))
+    assert (await a_chunk(down)).payload.tensors["rows"].tobytes() == some_bytes(400_000, 3).tobytes()
+
+
+async def run_case(site: Site, victim: str, end: str, after: int, connector: str) -> None:
+    async with pods(site, connector) as (first, second), AsyncExitStack() as stack:
+        bystander = await stack.enter_async_context(first.engine("bystander"))
+        watcher = await stack.enter_async_context(second.engine("watcher"))
+        await another_stream(bystander, watcher, "before")
+        hit: Engine | Pod
+        if victim == "producer":
+            down = await stack.enter_async_context(second.engine("talker-0", LIMITS))
+            hit = await first.engine_process("producer", "r", after)
+            assert hit.producer is not None
+            await down.open("r", hit.producer)
+            for n in range(after):
+                assert (await a_chunk(down)).seq == n
+            told = take_until_told(down)
+        elif victim == "consumer":
+            up = await stack.enter_async_context(first.engine("thinker-0", LIMITS))
+            for n in range(after):
+                await up.put("r", EDGE, rows(some_bytes(300_000, n), start=n))
+            hit = await second.engine_process("consumer", "r", after, producer(up))
+            told = put_until_told(up, "r")
+        else:
+            up = await stack.enter_async_context(first.engine("thinker-0", LIMITS))
+            down = await stack.enter_async_context(second.engine("talker-0", LIMITS))
+            await down.open("r", producer(up))
+            for n in range(after):
+                await up.put("r", EDGE, rows(some_bytes(300_000, n), start=n))
+                assert (await a_chunk(down)).seq == n
+            hit = first if victim == "producer's sidecar" else second
+            told = take_until_told(down)
+        hit.process.send_signal(signal.SIGKILL if end == "killed" else signal.SIGSTOP)
+        code = await asyncio.wait_for(told, TOLD_SECONDS)
+        assert code in ("UpstreamLost", "StreamClosed", "DeadlineExceeded")
+        survivors = {id(pod): pod for pod in (first, second) if pod is not hit}
+        if len(survivors) == len({id(first), id(second)}):
+            await another_stream(bystander, watcher, "after")
+        with contextlib.suppress(ProcessLookupError):
+            hit.process.kill()
+        if victim in ("producer's sidecar", "consumer's sidecar"):
+            await put_until_told_or_done(up)
+        if victim != "producer":
+            await up.abort("r")
+        if victim != "consumer":
+            await down.abort("r")
+        for pod in survivors.values():
+            await pod.nothing_left()
+        assert list(site.shm.iterdir()) == []
+
+
+async def put_until_told_or_done(up: SidecarEdgeClient) -> None:
+    with contextlib.suppress(OmniError):
+        await up.put("r", EDGE, rows(some_bytes(10), start=100))
+
+
+def name(case: tuple[str, str, int, str]) -> str:
+    return "-".join(str(part).replace(" ", "_") for part in case)
+
+
+@pytest.mark.parametrize("case", SLICE, ids=name)
+async def test_nothing_is_left(site: Site, case: tuple[str, str, int, str]) -> None:
+    await run_case(site, *case)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", WHOLE, ids=name)
+async def test_nothing_is_left_in_any_case(site: Site, case: tuple[str, str, int, str]) -> None:
+    await run_case(site, *case)
