@@ -7,11 +7,13 @@ OpenTelemetry is imported when traces are asked for, and not before.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from omni_runtime.errors import OmniError
+from omni_runtime.logs import get_logger
 from omni_runtime.orchestrator.state import Instant, RequestState, StagePhase, StageRecord
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
+log = get_logger(__name__)
+
+CLOSE_SECONDS = 3.0
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _BAD = frozenset({StagePhase.FAILED, StagePhase.LOST})
 
@@ -75,12 +80,19 @@ class RequestTracer:
         resource = Resource.create(
             {"service.name": f"omni-{pipeline}", "service.version": version, "omni.revision": revision}
         )
-        self._provider: TracerProvider = TracerProvider(resource=resource)
+        # Not at interpreter exit: a collector that does not answer must not hold up the end of the process.
+        self._provider: TracerProvider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("omni_runtime", version)
 
     def request_ended(self, state: RequestState, outcome: str, reason: str, now: Instant) -> None:
-        """outcome: success | failed | replayed."""
+        """outcome: success | failed | replayed. Never raises: a request must not fail because of its trace."""
+        try:
+            self._record(state, outcome, reason, now)
+        except Exception:
+            log.exception("trace.failed", request=state.spec.request)
+
+    def _record(self, state: RequestState, outcome: str, reason: str, now: Instant) -> None:
         from opentelemetry import trace
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
@@ -138,9 +150,13 @@ class RequestTracer:
             span.set_status(Status(StatusCode.ERROR, record.phase.value))
         span.end(clock.at(record.ended_at if record.ended_at is not None else now))
 
-    def close(self) -> None:
-        """Export what is left."""
-        self._provider.shutdown()
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Export what is left, for at most `seconds`."""
+        closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        closing.start()
+        closing.join(seconds)
+        if closing.is_alive():
+            log.warning("traces.lost", reason=f"the collector did not take them within {seconds:g} s")
 
 
 class _WallClock:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,10 @@ from opentelemetry.trace import StatusCode
 from omni_runtime.errors import ReplicaLost
 from omni_runtime.metrics.traces import RequestTracer, TracesUnavailable, build_tracer, tracer_for, traces_wanted
 from omni_runtime.orchestrator.admission import AdmissionRules
+from omni_runtime.orchestrator.state import RequestId, RequestState, build_request_spec
+from omni_runtime.topology.types import Modality
 from tests.unit.orchestrator.conftest import Rig, a_call, all_outputs, rig  # noqa: F401 - a fixture
+from tests.unit.orchestrator.plans import a_plan
 
 ENDPOINT = "http://collector:4318"
 CLIENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -99,6 +104,25 @@ def test_without_opentelemetry_the_entry_says_what_to_install(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(TracesUnavailable, match=f"{ENDPOINT} asks for traces.*install opentelemetry-sdk"):
         build_tracer(ENDPOINT, pipeline="p", revision="r", version="1")
+
+
+def test_a_collector_that_does_not_answer_holds_nothing_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        tracer = build_tracer(f"http://127.0.0.1:{mute.getsockname()[1]}", pipeline="p", revision="r", version="1")
+        assert tracer is not None
+        state = RequestState(build_request_spec(a_plan(), RequestId("r"), frozenset({Modality.TEXT})), queued_at=0.0)
+        started = time.monotonic()
+        tracer.request_ended(state, "success", "stop", now=1.0)
+        tracer.close(seconds=0.2)
+        assert time.monotonic() - started < 5.0, "an export takes ten seconds and more to give up"
+
+
+def test_a_trace_that_cannot_be_made_fails_no_request() -> None:
+    tracer, exporter = a_tracer()
+    spec = build_request_spec(a_plan(), RequestId("r"), frozenset({Modality.TEXT}))
+    broken = RequestState(replace(spec, modalities=None), queued_at=0.0)  # type: ignore[arg-type]
+    tracer.request_ended(broken, "success", "stop", now=1.0)
+    assert not exporter.get_finished_spans()
 
 
 def test_off_means_that_nothing_is_imported(tmp_path: Path) -> None:
