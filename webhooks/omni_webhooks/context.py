@@ -10,15 +10,28 @@ from omni_crds.v1alpha1.pipeline import OmniPipeline
 from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_crds.v1alpha1.tenant import OmniTenant
 from omni_operator.kinds import NODE, PIPELINE, POD, PROFILE, QUOTA, STAGE, TENANT
-from omni_operator.placement import Catalogue, ClusterView, Verdict, check_placement, stage_paths
+from omni_operator.placement import (
+    Catalogue,
+    ClusterView,
+    Feasible,
+    Fix,
+    Infeasible,
+    Verdict,
+    check_placement,
+    stage_paths,
+)
 from omni_runtime.deploy.plan import ResolvedPlan
 from omni_runtime.deploy.resolve import DEFAULT_PROFILE, resolve
 from omni_runtime.errors import FieldError, InvalidPipeline
 from omni_webhooks.cache import Key
 from omni_webhooks.ledger import Ledger, PoolKey, StageCount, devices_in_use
+from omni_webhooks.nodes import promising
 
 PROFILES, TENANTS, PIPELINES, STAGES = PROFILE.plural, TENANT.plural, PIPELINE.plural, STAGE.plural
 NODES, QUOTAS, PODS = NODE.plural, QUOTA.plural, POD.plural
+# A check of more nodes than this takes longer than an admission should.
+FEW_NODES = 128
+GROWTH = "MaxReplicasDoNotFit"  # a warning that only all nodes together can give
 RESOURCES = (PROFILES, TENANTS, PIPELINES, STAGES, NODES, QUOTAS, PODS)
 
 
@@ -60,27 +73,48 @@ class Context:
         return self._check(pipeline, ClusterView())
 
     def fits_cluster(self, pipeline: OmniPipeline, key: Key, *, nodes_may_be_added: bool) -> Verdict | None:
-        """Whether the nodes have room for all of it now. Counts that somebody scaled are those that will run."""
+        """Whether the nodes have room for all of it now. Counts that somebody scaled are those that will run.
+
+        Of a large cluster the most promising nodes are asked first, and the advice is found on them: what fits some
+        nodes fits all of them. A refusal is always the word of the whole cluster.
+        """
+        plan = self.resolve(pipeline).plan
+        if plan is None:
+            return None
         cluster = replace(self.cluster(key), nodes_may_be_added=nodes_may_be_added)
-        return self._check(pipeline, cluster, self._scaled(pipeline, key))
+        replicas = self._scaled(plan, key)
+        if len(cluster.nodes or ()) <= FEW_NODES:
+            return self._check(pipeline, cluster, replicas)
+        some = replace(promising(cluster, plan), nodes_may_be_added=False)
+        quick = self._check(pipeline, some, replicas, fixes=False)
+        if isinstance(quick, Feasible) and not any(w.code == GROWTH for w in quick.warnings):
+            return quick
+        whole = self._check(pipeline, cluster, replicas, fixes=False)
+        if not isinstance(whole, Infeasible):
+            return whole
+        advised = self._check(pipeline, some, replicas)
+        return with_fixes(whole, advised.fixes if isinstance(advised, Infeasible) else ())
 
     def _check(
-        self, pipeline: OmniPipeline, cluster: ClusterView, replicas: Mapping[str, int] | None = None
+        self,
+        pipeline: OmniPipeline,
+        cluster: ClusterView,
+        replicas: Mapping[str, int] | None = None,
+        *,
+        fixes: bool = True,
     ) -> Verdict | None:
         plan = self.resolve(pipeline).plan
         if plan is None:
             return None
         paths = stage_paths(pipeline.spec)
-        return check_placement(plan, cluster, catalogue=self.catalogue, replicas=replicas, paths=paths)
+        return check_placement(plan, cluster, catalogue=self.catalogue, replicas=replicas, paths=paths, fixes=fixes)
 
-    def _scaled(self, pipeline: OmniPipeline, key: Key) -> dict[str, int]:
+    def _scaled(self, plan: ResolvedPlan, key: Key) -> dict[str, int]:
         """Pod group -> replicas of its OmniStage, where the pipeline does not fix them."""
-        plan = self.resolve(pipeline).plan
-        leaders = plan.pod_groups() if plan else {}
         return {
             leader: self.counts[(*key, leader)]
-            for leader in leaders
-            if plan and plan.replicas[leader].requested is None and (*key, leader) in self.counts
+            for leader in plan.pod_groups()
+            if plan.replicas[leader].requested is None and (*key, leader) in self.counts
         }
 
     def tenant_of(self, namespace: str) -> OmniTenant | None:
@@ -92,6 +126,14 @@ class Context:
     def in_use(self, tenant: OmniTenant, without: Key | None = None) -> Counter[str]:
         """Device class -> devices of the tenant's pipelines, but those of one of them."""
         return devices_in_use(self.ledger, self.counts, frozenset(tenant.spec.namespaces), without)
+
+
+def with_fixes(verdict: Infeasible, fixes: tuple[Fix, ...]) -> Infeasible:
+    """The errors that have no advice yet, with the first of the fixes."""
+    if not fixes:
+        return verdict
+    errors = tuple(e if e.fix else FieldError(e.path, e.value, e.problem, fixes[0].text) for e in verdict.errors)
+    return replace(verdict, errors=errors, fixes=fixes)
 
 
 def profile_names(pipeline: OmniPipeline, profiles: Mapping[str, OmniRuntimeProfile]) -> dict[str, str]:

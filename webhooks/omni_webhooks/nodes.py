@@ -5,13 +5,15 @@ Of a pod its requests are kept and nothing else; a cluster has many, and most ar
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from omni_operator.names import PIPELINE_LABEL, pipeline_label
-from omni_operator.placement import ClusterView, NodeView, QuotaView, pod_resources
+from omni_operator.placement import ClusterView, NodeView, QuotaView, plan_demand, pod_resources
 from omni_operator.placement.views import holds_resources
+from omni_runtime.deploy.plan import ResolvedPlan
 from omni_webhooks.cache import Key
 
 Json = Mapping[str, Any]
@@ -109,6 +111,25 @@ class Nodes:
                 left = {name: amount - pod.requests.get(name, 0) for name, amount in node.used.items()}
                 found[pod.node] = replace(node, used=left)
         return found
+
+
+def promising(cluster: ClusterView, plan: ResolvedPlan, count: int = 32) -> ClusterView:
+    """The cluster with only the nodes on which each pod group would most likely find room: those with most devices, then
+    most memory, left. What fits here fits the whole cluster; what does not may still fit elsewhere.
+    """
+    nodes = [n for n in cluster.nodes or () if n.schedulable]
+    chosen: dict[str, NodeView] = {}
+    for demand in plan_demand(plan, {}, {}):
+        device = demand.device_resource or ""
+        wanted = demand.node_selector.items()
+        fitting = (n for n in nodes if wanted <= n.labels.items() and (not device or device in n.allocatable))
+        best = heapq.nlargest(count, fitting, key=lambda n: (_left(n, device), _left(n, "memory")))
+        chosen.update((n.name, n) for n in best)
+    return replace(cluster, nodes=tuple(chosen.values()))
+
+
+def _left(node: NodeView, resource: str) -> int:
+    return node.allocatable.get(resource, 0) - node.used.get(resource, 0)
 
 
 def _without_own(quota: QuotaView, own: Iterable[PodUse]) -> QuotaView:
