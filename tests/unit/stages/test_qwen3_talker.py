@@ -211,6 +211,38 @@ def test_speech_may_be_bounded_to_nothing(engine: Qwen3OmniTalkerEngine, expecte
     assert (done.finish_reason, done.frames) == ("length", 0)
 
 
+def test_speech_that_ends_before_it_begins_gives_no_frame(expected: list[Expected]) -> None:
+    """transformers fails here: it stacks an empty list."""
+    engine = an_engine(2)
+    only_the_end = torch.full_like(engine._decoder._suppressed, float("-inf"))
+    only_the_end[engine._decoder.end] = 0.0
+    engine._decoder._suppressed = only_the_end
+    for temperature in (0.0, 0.9):
+        start(engine, "r", {**GREEDY, "talker_temperature": temperature})
+        for payload in expected[0].payloads(sizes=9):
+            engine.feed("r", THINKER_EDGE, payload)
+        outputs = drain(engine)
+        assert [(o.payload.rows, o.payload.finished) for o in outputs if isinstance(o, EdgeOut)] == [(0, True)]
+        done = outputs[-1]
+        assert isinstance(done, Done)
+        assert (done.finish_reason, done.frames, done.completion_tokens) == ("stop", 0, 1)
+    assert engine.stats().running == engine.stats().waiting == 0
+
+
+def test_a_token_budget_ends_the_speech_with_what_is_there(
+    engine: Qwen3OmniTalkerEngine, expected: list[Expected]
+) -> None:
+    want = max(expected, key=lambda e: len(e.codes))
+    start(engine, "r", {**GREEDY, "talker_max_tokens": 8})
+    for payload in want.payloads(sizes=9):
+        engine.feed("r", THINKER_EDGE, payload)
+    outputs = drain(engine)
+    done = outputs[-1]
+    assert isinstance(done, Done)
+    assert (done.finish_reason, done.frames, done.completion_tokens) == ("length", 7, 8)
+    assert np.array_equal(codes_of(outputs, "r"), want.codes[:7])
+
+
 def test_audio_and_image_prompts(engine: Qwen3OmniTalkerEngine, reference: Reference) -> None:
     from PIL import Image
 
