@@ -48,6 +48,10 @@ class Pod:
     def proc(self, name: str) -> str:
         return Path(f"/proc/{self.process.pid}/{name}").read_text()
 
+    @property
+    def resident_kb(self) -> int:
+        return int(next(line for line in self.proc("status").splitlines() if line.startswith("VmRSS:")).split()[1])
+
     async def get(self, path: str) -> httpx.Response:
         async with httpx.AsyncClient() as client:
             return await client.get(self.http + path)

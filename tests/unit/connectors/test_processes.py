@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import socket
 import sys
 import time
 
@@ -14,7 +16,7 @@ from omni_runtime.connectors.api import EdgeFailed
 from omni_runtime.connectors.ipc import SOCKET_NAME
 from omni_runtime.errors import StreamClosed, UpstreamLost
 from tests.unit.connectors.kit import EDGE, MIB, Site, a_chunk, a_failure, producer, rows, some_bytes, take
-from tests.unit.connectors.pods import ENVIRONMENT, a_pod, start_sidecar, two_pods
+from tests.unit.connectors.pods import ENVIRONMENT, Pod, a_pod, start_sidecar, two_pods
 
 MODES = pytest.mark.parametrize("mode", ["same pod", "two pods"])
 
@@ -141,11 +143,49 @@ async def test_it_is_small(site: Site) -> None:
         for n in range(50):
             await up.put("r", EDGE, rows(some_bytes(1000), start=n, finished=n == 49))
             assert not isinstance((await take(down, 1))[0], EdgeFailed)
-        status, maps = pod.proc("status"), pod.proc("maps")
-        resident = int(next(line for line in status.splitlines() if line.startswith("VmRSS:")).split()[1])
-        assert resident < 60 * 1024, "kB; the few slabs in use included"
+        maps = pod.proc("maps")
+        assert pod.resident_kb < 60 * 1024, "kB; the few slabs in use included"
         assert "torch" not in maps
         assert "numpy" not in maps
+
+
+async def strangers(pod: Pod, count: int) -> None:
+    """`count` connections that begin a handshake and never end it, some hundred at a time."""
+    port = int(pod.proc("cmdline").split("--data-port\0")[1].split("\0")[0])
+    sockets: list[socket.socket] = []
+    loop = asyncio.get_running_loop()
+    for n in range(count):
+        sock = socket.socket()
+        sock.setblocking(False)
+        await loop.sock_connect(sock, ("127.0.0.1", port))
+        with contextlib.suppress(ConnectionError):
+            await loop.sock_sendall(sock, b"omni-edge"[: 1 + n % 9])
+        sockets.append(sock)
+        if len(sockets) == 400:
+            for old in sockets[:300]:
+                old.close()
+            del sockets[:300]
+    for sock in sockets:
+        sock.close()
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.timeout(300)])])
+async def test_strangers_cost_bounded_memory_and_no_outage(site: Site, count: int) -> None:
+    async with two_pods(site, "two pods") as (first, second):
+        async with first.engine("thinker-0") as up, second.engine("talker-0") as down:
+            await down.open("r", producer(up))
+            await up.put("r", EDGE, rows(some_bytes(1000)))
+            await a_chunk(down)
+            before = first.resident_kb
+            knocking = asyncio.create_task(strangers(first, count))
+            for n in range(1, 21):
+                await up.put("r", EDGE, rows(some_bytes(1000, n), start=n, finished=n == 20))
+                assert (await a_chunk(down)).seq == n, "a stream that is open goes on"
+            await knocking
+            assert first.resident_kb - before < 16 * 1024
+            await down.open("s", producer(up))
+            await up.put("s", EDGE, rows(some_bytes(9), finished=True))
+            assert (await a_chunk(down)).request == "s"
 
 
 @pytest.mark.parametrize(
