@@ -138,6 +138,9 @@ def _shortage(memory: StageMemory, stage: StagePlan) -> str:
     share = "" if _on_cpu(stage) else f" ({stage.device.memory_fraction:g} of {memory.capacity / GIB:.1f} GiB)"
     biggest = sorted(memory.terms, key=lambda t: -t.bytes)[:2]
     parts = ", ".join(f"{t.name} {t.bytes / GIB:.1f}" for t in biggest)
+    if any(t.source.startswith("topology ") for t in memory.terms):
+        # Nothing is known of this very model: a fine-tune has the sizes of its family, another model has not.
+        parts += "; sizes of the topology's own model, accelerator.memory may say otherwise"
     return (
         f"needs {memory.need / GIB:.1f} GiB{per} ({parts}), its share is {memory.budget / GIB:.1f} GiB{share}: "
         f"{memory.missing / GIB:.1f} GiB are missing"

@@ -6,6 +6,7 @@ the comparison with published figures.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -70,6 +71,7 @@ CONFIGS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "google/gemma-3-27b": _GEMMA3_27B,
     }
 )
+_QUANTIZED = re.compile(r"awq|gptq|gguf|fp8|fp4|nf4|int[48]|[48]-?bit|w[48]a(4|8|16)|bnb|autoround")
 _SUFFIXES = ("-instruct", "-it", "-thinking", "-captioner", "-v0.1", "-instruct-v0.1", "-chat")
 
 _TALKER_LAYERS = (LayerGroup(20, AttentionKind.FULL, kv_heads=2, head_dim=128),)
@@ -148,6 +150,8 @@ def known_part(model: ModelRef, topology: str, stage: StagePlan) -> ModelPart | 
     """What the stage loads, by the model's uri; else by the topology, whose table fits the model it is named after."""
     if model.uri in _OF_MODEL:
         return _OF_MODEL[model.uri].get(stage.engine)
+    if _QUANTIZED.search(model.uri.lower()):
+        return None  # smaller than the table says, and by how much only its files know
     scheme, _, path = model.uri.partition("://")
     if scheme == "hf":
         repository = _base(path)

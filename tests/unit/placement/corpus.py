@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from omni_crds.v1alpha1.pipeline import OmniPipeline
 from omni_operator.placement import ClusterView, ConstraintKind, NodeView, QuotaView, TenantView
-from tests.unit.placement.builders import a_cluster, a_node, a_taint, custom, example, qwen
+from tests.unit.placement.builders import a_cluster, a_node, a_pipeline, a_taint, custom, example, qwen
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,12 @@ CASES: tuple[Case, ...] = (
     Case("a CPU stage with too little RAM",
          custom("[{name: writer, engine: ar_vllm, runtimeProfile: cpu, accelerator: {class: cpu}, resources: {memory: 4Gi}}]"),
          a_cluster(a_node("n")), K.DEVICE_MEMORY, ("writer needs",), "resources.memory"),
+    Case("a fine-tune has the sizes of its family",
+         a_pipeline(f'model: {{uri: "pvc://models/my-omni"}}\ntopology: qwen3_omni_moe\nruntimeProfile: cuda\nstages: [{at("thinker", on(L40S))}]'),
+         h100(1), K.DEVICE_MEMORY, ("sizes of the topology's own model", "accelerator.memory")),
+    Case("a quantized copy is smaller than the table says",
+         a_pipeline(f'model: {{uri: "hf://someone/Qwen3-Omni-30B-A3B-Instruct-AWQ-4bit"}}\ntopology: qwen3_omni_moe\nruntimeProfile: cuda\nstages: [{at("thinker", on(L40S))}]'),
+         a_cluster(a_node("l", L40S, 1), a_node("h", H100, 8)), warns=("WeightsUnknown",)),
     Case("declared memory that fits", custom(f"[{{name: writer, engine: ar_vllm, {on(L4, ', memory: 18Gi')}}}]", uri="hf://someone/secret"),
          a_cluster(a_node("l", L4, 1))),
     Case("declared memory that does not fit", custom(f"[{{name: writer, engine: ar_vllm, {on(L4, ', memory: 20Gi')}}}]", uri="hf://someone/secret"),

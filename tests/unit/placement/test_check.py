@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from omni_operator.placement import (
     ClusterView,
+    ConstraintKind,
     Feasible,
     FeasibleIfNodesAreAdded,
     Infeasible,
@@ -145,3 +147,24 @@ def test_the_checker_finds_what_is_wrong_with_a_witness() -> None:
     assert verify_witness(verdict.witness, demands, full)
     tainted = a_cluster(*(replace(n, taints=(n.taints or ()), schedulable=False) for n in cluster.nodes or ()))
     assert verify_witness(verdict.witness, demands, tainted)
+
+
+def test_stages_that_share_a_device_get_what_they_need_or_pods_of_their_own() -> None:
+    """T71: the resolver refuses this sum; a stored plan of another version may have it."""
+    plan = a_plan(qwen(TWO_H100))
+    greedy = tuple(
+        msgspec.structs.replace(s, device=msgspec.structs.replace(s.device, memory_fraction=0.8))
+        if s.pod_group == "talker"
+        else s
+        for s in plan.stages
+    )
+    wrong = msgspec.structs.replace(plan, stages=greedy)
+    verdict = check_placement(wrong, a_cluster(a_node("h", H100, 4)), catalogue=catalogue())
+    assert isinstance(verdict, Infeasible)
+    assert verdict.constraint.kind is ConstraintKind.SHARED_DEVICE
+    assert "talker 0.8 + code2wav 0.8 = 1.6" in verdict.message
+    texts = [fix.text for fix in verdict.fixes]
+    assert texts[0].startswith("set accelerator.memoryFraction of talker to 0.")
+    assert any("remove podGroup of code2wav" in text for text in texts)
+    for fix in verdict.fixes:
+        assert isinstance(check_placement(fix.plan, fix.cluster, catalogue=catalogue()), Feasible), fix.text
