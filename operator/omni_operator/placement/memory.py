@@ -77,7 +77,7 @@ def stage_memory(
     if part is None:
         share = MemoryTerm("declared share", budget, "memoryFraction" if not on_cpu else "resources.memory")
         return replace(base, terms=(share,))
-    part = _as_loaded(stage, part, on_cpu)
+    part = _as_loaded(stage, part)
     load = _Load(stage, part, device, parallelism_of(stage), capacity)
     terms = [MemoryTerm("weights", device_bytes(part, load.parallel), part.source, _spread(load.parallel))]
     terms += _engine_terms(load, on_cpu)
@@ -103,8 +103,10 @@ def max_model_len(stage: StagePlan, part: ModelPart | None) -> int:
     return (part.max_positions if part else 0) or DEFAULT_MAX_MODEL_LEN
 
 
-def _as_loaded(stage: StagePlan, part: ModelPart, on_cpu: bool) -> ModelPart:
+def _as_loaded(stage: StagePlan, part: ModelPart) -> ModelPart:
     arguments = dict(stage.engine_args)
+    if arguments.get("language_model_only") == "true":
+        part = replace(part, encoder_tokens=0)  # its encoders are loaded all the same, but nothing passes them
     dtype = arguments.get("dtype")
     return with_arguments(part, dtype, arguments.get("quantization"), float(arguments.get("cpu_offload_gb", 0)))
 

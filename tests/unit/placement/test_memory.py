@@ -216,6 +216,12 @@ def test_fewer_slots_take_less_and_graphs_only_where_they_are_captured() -> None
     assert term(memory_of(alone, "writer"), "captured graphs") > 0
 
 
+def test_text_alone_needs_no_encoder_cache() -> None:
+    assert term(memory_of(qwen(), "thinker"), "encoder cache") == 62_720 * 2048 * 2
+    text_only = qwen("[{name: thinker, engineArgs: [{name: language_model_only, value: 'true'}]}]")
+    assert term(memory_of(text_only, "thinker"), "encoder cache") == 0
+
+
 def test_tensor_parallel_adds_buffers_of_collectives() -> None:
     two = memory_of(qwen("[{name: thinker, parallelism: {tensor: 2}}]"), "thinker")
     assert term(two, "collectives") > 0
