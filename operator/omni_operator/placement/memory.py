@@ -106,7 +106,9 @@ def max_model_len(stage: StagePlan, part: ModelPart | None) -> int:
 def _as_loaded(stage: StagePlan, part: ModelPart) -> ModelPart:
     arguments = dict(stage.engine_args)
     if arguments.get("language_model_only") == "true":
-        part = replace(part, encoder_tokens=0)  # its encoders are loaded all the same, but nothing passes them
+        part = replace(
+            part, encoder_tokens=0
+        )  # the encoders stay in the sum: whether they are loaded is the model's choice
     dtype = arguments.get("dtype")
     return with_arguments(part, dtype, arguments.get("quantization"), float(arguments.get("cpu_offload_gb", 0)))
 
