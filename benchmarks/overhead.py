@@ -175,7 +175,12 @@ async def compare(
             pairs.append((both[True], both[False]))
             for side, used in ((ours, before[0]), (theirs, before[1])):
                 cpu[side.url] += side.cpu_seconds_of_all() - used
-            print(f"[overhead] {concurrency} in flight, pair {number + 1}", file=sys.stderr, flush=True)
+            told = [
+                f"{n} {_median_ms(both[True], n):.0f} / {_median_ms(both[False], n):.0f} ms" for n in ("ttft", "e2e")
+            ]
+            print(
+                f"[overhead] {concurrency} in flight, pair {number + 1}: {', '.join(told)}", file=sys.stderr, flush=True
+            )
         figures[f"cpu_ratio_c{concurrency}"] = cpu[ours.url] / cpu[theirs.url]
         for name in ("ttft", "tpot", "e2e"):
             mine_ms = _median_ms([t for block, _ in pairs for t in block], name)
