@@ -73,6 +73,8 @@ def encode_file(samples: bytes, sample_rate: int, audio_format: str) -> bytes:
     container, subtype = _SOUNDFILE[audio_format]
     file = io.BytesIO()
     values = np.clip(np.nan_to_num(np.frombuffer(samples, dtype="<f4")), -1.0, 1.0)
+    if values.size == 0:
+        values = np.zeros(1, np.float32)  # without a sample, none of these is a file that a player opens
     soundfile.write(file, values, rate, format=container, subtype=subtype)
     return file.getvalue()
 

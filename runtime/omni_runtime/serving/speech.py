@@ -25,7 +25,7 @@ from omni_runtime.errors import (
 from omni_runtime.logs import get_logger
 from omni_runtime.orchestrator.calls import Call, Output
 from omni_runtime.orchestrator.state import AudioPiece, Emit
-from omni_runtime.serving.audio import MEDIA_TYPES, StreamEncoder, encode_whole
+from omni_runtime.serving.audio import DEFAULT_SAMPLE_RATE, MEDIA_TYPES, StreamEncoder, encode_whole
 from omni_runtime.serving.body import body_schema, parse_body, read_body
 from omni_runtime.serving.calls import build_call, check_model, check_voice
 from omni_runtime.serving.collect import Collected
@@ -122,7 +122,10 @@ def _check_speed(speed: float, stage: str, context: ServingContext) -> None:
 
 async def _whole(speech: SpeechRequest, collected: Collected) -> Response:
     audio = await encode_whole(collected.pcm, collected.sample_rate, speech.response_format)
-    headers = {"x-audio-seconds": f"{collected.audio_seconds:.4f}", "x-sample-rate": str(collected.sample_rate)}
+    headers = {
+        "x-audio-seconds": f"{collected.audio_seconds:.4f}",
+        "x-sample-rate": str(collected.sample_rate or DEFAULT_SAMPLE_RATE),
+    }
     return Response(audio, media_type=MEDIA_TYPES[speech.response_format], headers=headers)
 
 

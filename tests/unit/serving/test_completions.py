@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from omni_runtime.protocol import control
+from tests.unit.orchestrator.conftest import eventually
 from tests.unit.serving.conftest import Server, submit_of
 
 
@@ -115,3 +117,18 @@ async def test_bad_token_requests(server: Server, path: str, fields: dict[str, A
     assert response.status_code == 400
     for word in words:
         assert word in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("sent", [0, 1, 3, 5])
+async def test_disconnect_aborts(speaking: Server, stream: bool, sent: int) -> None:
+    """R16: after any number of outputs."""
+    thinker = await speaking.replica("thinker", hold_after=sent)
+    left = asyncio.Event()
+    asking = asyncio.create_task(speaking.post_and_leave("/v1/completions", {"prompt": "x", "stream": stream}, left))
+    await asyncio.wait_for(thinker.held.wait(), 5)
+    left.set()
+    await asking
+    await eventually(lambda: speaking.orchestrator.unfinished == 0)
+    assert speaking.bound == 0
+    assert set(thinker.aborts.values()) == {"client_disconnect"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import wave
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from omni_runtime.protocol import control
+from tests.unit.orchestrator.conftest import eventually
 from tests.unit.orchestrator.fake_stage import thinker_script
 from tests.unit.serving.conftest import Server, sse_events, submit_of
 
@@ -150,3 +152,18 @@ async def test_bad_requests_name_field_value_and_fix(server: Server, fields: dic
     assert response.status_code == 400
     for word in words:
         assert word in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("sent", [0, 1, 3, 5])
+async def test_disconnect_aborts(server: Server, stream: bool, sent: int) -> None:
+    """R16: after any number of outputs."""
+    thinker = await server.replica("thinker", hold_after=sent)
+    left = asyncio.Event()
+    asking = asyncio.create_task(server.post_and_leave("/v1/responses", {"input": "x", "stream": stream}, left))
+    await asyncio.wait_for(thinker.held.wait(), 5)
+    left.set()
+    await asking
+    await eventually(lambda: server.orchestrator.unfinished == 0)
+    assert server.bound == 0
+    assert set(thinker.aborts.values()) == {"client_disconnect"}

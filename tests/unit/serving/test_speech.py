@@ -9,6 +9,7 @@ import wave
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import soundfile
 
@@ -54,6 +55,35 @@ async def test_every_format_is_a_file_of_its_kind(
     with soundfile.SoundFile(io.BytesIO(response.content)) as file:
         assert (file.format, file.samplerate, file.channels) == (container, 24_000, 1)
         assert file.frames / file.samplerate == pytest.approx(0.3, abs=0.08)  # mp3 fills its last frame
+
+
+@pytest.mark.parametrize("audio_format", ["wav", "flac", "mp3", "opus"])
+async def test_nothing_to_say_is_a_file_without_sound(speaking: Server, audio_format: str) -> None:
+    """A text such as "..." has no phrase that a voice could say."""
+
+    def silent(request: str) -> list[control.StageMessage]:
+        return [control.StageStarted(request), control.StageFinished(request, "stop")]
+
+    await speaking.replicas(code2wav={"script": silent})
+    response = await speaking.speech(input="...", response_format=audio_format)
+    assert (response.status_code, response.headers["x-audio-seconds"]) == (200, "0.0000")
+    with soundfile.SoundFile(io.BytesIO(response.content)) as file:
+        assert file.samplerate == 24_000
+        assert np.abs(file.read(dtype="float32")).max(initial=0.0) < 1e-6
+
+
+@pytest.mark.parametrize("stream_format", ["sse", "audio"])
+async def test_nothing_to_say_is_a_stream_without_sound(speaking: Server, stream_format: str) -> None:
+    def silent(request: str) -> list[control.StageMessage]:
+        return [control.StageStarted(request), control.StageFinished(request, "stop")]
+
+    await speaking.replicas(code2wav={"script": silent})
+    response = await speaking.speech(input="...", response_format="pcm", stream_format=stream_format)
+    assert response.status_code == 200
+    if stream_format == "audio":
+        assert response.content == b""
+    else:
+        assert [e["type"] for e in sse_events(response.text)] == ["speech.audio.done"]
 
 
 async def test_pcm_is_bare_samples(speaking: Server) -> None:
