@@ -119,7 +119,7 @@ async def plain_vllm(plan: ResolvedPlan) -> AsyncIterator[Server]:
     context = EngineContext(plan=plan, stage=stage, model_path=model)
     options = context.options()
     options.integer("threads", 1)  # ours, not vLLM's
-    arguments = engine_arguments(context, options.remaining(), tapped=False)
+    arguments = engine_arguments(context, options.remaining(), tap=None)
     port = _free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", LOOPBACK, "--port", str(port)]
     command += ["--served-model-name", plan.model.served_name, "--disable-uvicorn-access-log", *_flags(arguments)]

@@ -163,19 +163,16 @@ def _engine_args(
 def _check_tap(
     node: StageNode, merged: dict[str, str], own: dict[str, int], key: str, origins: Origins, bad: Violations
 ) -> None:
-    """A stage that gives hidden rows computes every row, in eager mode."""
-    for name, needed, why in (
-        (
-            "enable_prefix_caching",
-            "false",
-            "a prefix-cache hit computes no hidden rows, and the next stage would miss them",
-        ),
-        ("enforce_eager", "true", "captured graphs skip the hook that takes the hidden rows"),
-    ):
+    """A stage that gives hidden rows computes every row; and in eager mode, if hooks take them."""
+    no_cache = "a prefix-cache hit computes no hidden rows, and the next stage would miss them"
+    rules = [("enable_prefix_caching", "false", no_cache, "remove it")]
+    if merged.get("tap") == "hooks":
+        no_hooks = "captured graphs skip the hook that takes the hidden rows"
+        rules.append(("enforce_eager", "true", no_hooks, "remove it, or set tap to aux"))
+    for name, needed, why, fix in rules:
         if merged.get(name, needed) != needed:
-            bad.add(
-                f"{node.path}.engineArgs[{own[name]}].value", merged[name], why, f"set {name} to {needed}, or remove it"
-            )
+            path = f"{node.path}.engineArgs[{own[name]}].value"
+            bad.add(path, merged[name], why, f"set {name} to {needed}, or {fix}")
         if name not in merged:
             merged[name] = needed
             origins.note(f"{key}.{name}", "default")

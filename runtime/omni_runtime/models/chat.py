@@ -109,6 +109,9 @@ class Qwen3OmniChat:
             case "image":
                 images.append(decode_image(part["data"], where))
                 return {"type": "image"}
+            case "video":
+                problem = "the talker's positions are not defined for video; send single frames as image_url"
+                raise InvalidRequest(f"{where}.type: 'video' is not supported: {problem}")
             case kind:
                 raise InvalidRequest(f"{where}.type: {kind!r} is not supported; use text, input_audio or image_url")
 

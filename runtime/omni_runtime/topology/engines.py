@@ -156,6 +156,8 @@ _VLLM_ARGS = (
     ArgSpec("hf_overrides", ArgType.JSON),
     ArgSpec("compilation_config", ArgType.JSON),
     ArgSpec("enforce_eager", ArgType.BOOL),
+    ArgSpec("tap", ArgType.STR, choices=("auto", "hooks", "aux")),
+    ArgSpec("enable_sleep_mode", ArgType.BOOL),
     ArgSpec("enable_prefix_caching", ArgType.BOOL),
     ArgSpec("enable_chunked_prefill", ArgType.BOOL),
     ArgSpec("async_scheduling", ArgType.BOOL),

@@ -27,7 +27,6 @@ QWEN3_OMNI_MOE = Topology(
             memory_fraction=0.9,
             engine_args=(
                 ("enable_prefix_caching", "false"),  # a cache hit computes no rows, and the talker would miss them
-                ("enforce_eager", "true"),  # the tap is a hook, and captured graphs do not call hooks
                 ("max_model_len", "32768"),
             ),
         ),

@@ -300,6 +300,11 @@ stages:
         id="prefix cache on a tapped stage",
     ),
     pytest.param(
+        QWEN + "stages: [{name: thinker, engineArgs: [{name: tap, value: hooks}, {name: enforce_eager, value: 'false'}]}]",
+        "spec.stages[0].engineArgs[1].value", "false", "skip the hook", "set tap to aux",
+        id="graphs under hooks",
+    ),
+    pytest.param(
         QWEN + "stages: [{name: thinker, resources: {sharedMemory: 64Mi}}]",
         "spec.stages[0].resources.sharedMemory", "64Mi", "one chunk of edge thinker -> talker takes up to", "at least",
         id="arena smaller than a chunk",

@@ -45,7 +45,6 @@ stages:
     assert thinker.tensor_parallel == 2, "the devices that are asked for are used"
     assert dict(thinker.engine_args) == {
         "enable_prefix_caching": "false",
-        "enforce_eager": "true",
         "max_model_len": "4096",
     }
     assert dict(thinker.node_selector) == {"pool": "big", "gpu": "l4"}
@@ -60,7 +59,7 @@ stages:
         "stages.talker.accelerator.class": "profile cuda",
         "stages.thinker.image": "profile cuda",
         "stages.thinker.engineArgs.max_model_len": "pipeline",
-        "stages.thinker.engineArgs.enforce_eager": "topology qwen3_omni_moe",
+        "stages.thinker.engineArgs.enable_prefix_caching": "topology qwen3_omni_moe",
         "stages.thinker.parallelism.tensor": "pipeline accelerator.count",
         "edges.talker->code2wav.frames": "topology qwen3_omni_moe",
         "drain.timeoutSeconds": "default",

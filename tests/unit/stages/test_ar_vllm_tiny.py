@@ -30,9 +30,9 @@ ENGINE_ARGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[ArVllmEngine]:
-    plan = a_plan("qwen3_omni_moe", engine_args={"thinker": ENGINE_ARGS})
+@pytest.fixture(scope="module", params=["hooks", "aux"])
+def engine(request: pytest.FixtureRequest) -> Iterator[ArVllmEngine]:
+    plan = a_plan("qwen3_omni_moe", engine_args={"thinker": {**ENGINE_ARGS, "tap": request.param}})
     engine = ArVllmEngine(a_context(plan, "thinker", tiny_model_path()))
     engine.load()
     yield engine
@@ -172,7 +172,9 @@ def test_abort_gives_nothing_more(engine: ArVllmEngine) -> None:
             r"content\[0\]: not an audio",
         ),
         ([{"role": "user", "content": [{"type": "image", "data": b"x"}]}], r"content\[0\]: not an image"),
+        ([{"role": "user", "content": [{"type": "video", "data": b"x"}]}], r"content\[0\]\.type: 'video' is not supp"),
         ([{"role": "user", "content": "long " * 300}], "maximum"),
+        ([{"role": "user", "content": "a" * 20_000}], "maximum"),
     ],
 )
 def test_bad_input_is_the_clients_to_fix(engine: ArVllmEngine, messages: list[dict[str, Any]], says: str) -> None:

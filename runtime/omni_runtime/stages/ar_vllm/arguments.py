@@ -4,12 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+from enum import StrEnum
 from typing import Any
 
 from omni_runtime.errors import FieldError, InvalidPipeline
 from omni_runtime.stages.context import EngineContext
 
 _CPU_KV_CACHE_BYTES = 256 << 20
+
+
+_EXTENSION = "omni_runtime.stages.ar_vllm.tap.HiddenStateTap"
+_AUX_WORKER = "omni_runtime.stages.ar_vllm.aux_worker.AuxStateWorker"
+
+
+class Tap(StrEnum):
+    """How hidden states are read. auto: the model's auxiliary outputs where compilation pays, hooks on CPUs."""
+
+    AUTO = "auto"
+    HOOKS = "hooks"
+    AUX = "aux"
+
+
+def choose_tap(context: EngineContext, asked: str, options: dict[str, str]) -> Tap:
+    """The way that this stage can and should go; never AUTO."""
+    tap = Tap(asked)
+    if tap is not Tap.AUTO:
+        return tap
+    eager = context.stage.device.resource_name is None or options.get("enforce_eager") == "true"
+    return Tap.HOOKS if eager else Tap.AUX
 
 
 def environment(context: EngineContext, threads: int, *, tapped: bool) -> dict[str, str]:
@@ -31,8 +53,9 @@ def apply_environment(values: dict[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
-def engine_arguments(context: EngineContext, options: dict[str, str], *, tapped: bool) -> dict[str, Any]:
-    """Keyword arguments of AsyncEngineArgs. Raises InvalidPipeline for a value that is not what vLLM takes."""
+def engine_arguments(context: EngineContext, options: dict[str, str], *, tap: Tap | None) -> dict[str, Any]:
+    """Keyword arguments of AsyncEngineArgs. Raises InvalidPipeline for a value that is not what vLLM takes, or that
+    cannot be had together with the tap (None: nobody downstream wants hidden states)."""
     arguments: dict[str, Any] = {
         "model": context.model_path,
         "revision": context.model.revision,
@@ -50,11 +73,17 @@ def engine_arguments(context: EngineContext, options: dict[str, str], *, tapped:
         arguments["gpu_memory_utilization"] = context.stage.device.memory_fraction
     for name, raw in options.items():
         arguments[name] = _parse(context.stage.name, name, raw)
-    if tapped:
-        _check_tapped(context.stage.name, arguments)
-        arguments["enforce_eager"] = True
+    if arguments.get("enable_sleep_mode") is True and context.stage.device.resource_name is None:
+        problem = "a CPU stage has no device memory to give back"
+        raise _invalid(context.stage.name, "enable_sleep_mode", "true", problem, "remove it, or scale the stage down")
+    if tap is not None:
+        _check_tapped(context, arguments, tap)
         arguments["enable_prefix_caching"] = False
-        arguments["worker_extension_cls"] = "omni_runtime.stages.ar_vllm.tap.HiddenStateTap"
+        arguments["worker_extension_cls"] = _EXTENSION
+        if tap is Tap.HOOKS:
+            arguments["enforce_eager"] = True
+        else:
+            arguments["worker_cls"] = _AUX_WORKER
     return arguments
 
 
@@ -68,11 +97,19 @@ def _parse(stage: str, name: str, raw: str) -> Any:
         return raw
 
 
-def _check_tapped(stage: str, arguments: dict[str, Any]) -> None:
-    if arguments.get("enforce_eager") is False:
-        raise _invalid(stage, "enforce_eager", "false", "the next stage needs hidden states", "remove it")
+def _check_tapped(context: EngineContext, arguments: dict[str, Any], tap: Tap) -> None:
+    stage = context.stage.name
+    if tap is Tap.HOOKS and arguments.get("enforce_eager") is False:
+        problem = "the next stage needs hidden states, and captured graphs do not call the hooks that read them"
+        raise _invalid(stage, "enforce_eager", "false", problem, "remove it, or set engineArgs.tap to aux")
     if arguments.get("enable_prefix_caching") is True:
-        raise _invalid(stage, "enable_prefix_caching", "true", "a cache hit computes no hidden states", "remove it")
+        problem = "the next stage needs hidden states, and a cache hit computes none"
+        raise _invalid(stage, "enable_prefix_caching", "true", problem, "remove it")
+    if context.stage.pipeline_parallel > 1:
+        problem = "the next stage needs hidden states, and they are read where the first layers are"
+        path = f"spec.stages[{stage}].parallelism.pipeline"
+        value = str(context.stage.pipeline_parallel)
+        raise InvalidPipeline((FieldError(path, value, problem, "use 1, and parallelism.tensor for more devices"),))
 
 
 def _invalid(stage: str, name: str, value: str, problem: str, fix: str) -> InvalidPipeline:

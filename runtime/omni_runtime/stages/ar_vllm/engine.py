@@ -23,7 +23,7 @@ from omni_runtime.eventloop import new_loop
 from omni_runtime.models.chat import ChatFamily, chat_family, detokenize, tokenize
 from omni_runtime.protocol.payload import Payload
 from omni_runtime.serving.params import StageParams, from_map
-from omni_runtime.stages.ar_vllm.arguments import apply_environment, engine_arguments, environment
+from omni_runtime.stages.ar_vllm.arguments import Tap, apply_environment, choose_tap, engine_arguments, environment
 from omni_runtime.stages.ar_vllm.rows import RowAssembler, decode_header, vllm_request_id
 from omni_runtime.stages.ar_vllm.segments import SpeechSegmenter
 from omni_runtime.stages.context import EngineContext
@@ -47,18 +47,25 @@ LAYERS_PATHS = ("language_model.model.layers", "model.layers")
 
 @dataclass(slots=True, eq=False)
 class _Segments:
-    """Text segments edge: phrases as UTF-8 rows."""
+    """Text segments edge: phrases as UTF-8 rows. whole: none of them leaves before the last one."""
 
     edge: str
+    whole: bool
     segmenter: SpeechSegmenter = field(default_factory=SpeechSegmenter)
     position: int = 0
+    ready: list[StageOutput] = field(default_factory=list)
 
     def push(self, request: str, delta: str) -> list[StageOutput]:
-        return [self._out(request, phrase) for phrase in self.segmenter.push(delta)]
+        self.ready += [self._out(request, phrase) for phrase in self.segmenter.push(delta)]
+        return [] if self.whole else self._take()
 
     def finish(self, request: str) -> list[StageOutput]:
-        outputs = [self._out(request, phrase) for phrase in self.segmenter.flush()]
-        outputs.append(EdgeOut(request, self.edge, Payload(start=self.position, rows=0, finished=True)))
+        self.ready += [self._out(request, phrase) for phrase in self.segmenter.flush()]
+        self.ready.append(EdgeOut(request, self.edge, Payload(start=self.position, rows=0, finished=True)))
+        return self._take()
+
+    def _take(self) -> list[StageOutput]:
+        outputs, self.ready = self.ready, []
         return outputs
 
     def _out(self, request: str, phrase: str) -> StageOutput:
@@ -73,11 +80,14 @@ class _Rows:
     """Hidden-state edge."""
 
     edge: str
+    whole: bool
     assembler: RowAssembler
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     failure: EngineError | None = None
 
     def advance(self, request: str) -> list[StageOutput]:
+        if self.whole and not self.assembler.complete:
+            return []
         payload = self.assembler.take()
         if payload is None:
             return []
@@ -97,7 +107,10 @@ class ArVllmEngine:
         self._default_seed = options.text("seed", "")
         self._edge = context.outputs[0] if context.outputs else None
         self._tapped = self._edge is not None and self._edge.payload is PayloadContract.THINKER_HIDDEN
-        self._arguments = engine_arguments(context, options.remaining(), tapped=self._tapped)
+        asked = options.choice("tap", Tap.AUTO, tuple(Tap))
+        self._tap = choose_tap(context, asked, options.remaining()) if self._tapped else None
+        self._whole = self._edge is not None and self._edge.mode == "fullPayload"
+        self._arguments = engine_arguments(context, options.remaining(), tap=self._tap)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._rows: dict[str, _Rows] = {}
         self._outputs: deque[StageOutput] = deque()
@@ -149,6 +162,20 @@ class ArVllmEngine:
             return f"vLLM's engine process failed: {self._llm.dead_error}"
         return self._problem
 
+    def sleep(self) -> None:
+        self._check_sleep_mode()
+        self._loop.run_until_complete(self._llm.sleep(level=1))
+
+    def wake_up(self) -> None:
+        self._check_sleep_mode()
+        self._loop.run_until_complete(self._llm.wake_up())
+
+    def _check_sleep_mode(self) -> None:
+        if self._context.stage.device.resource_name is None:
+            raise EngineError("a CPU stage has no device memory to give back; scale it down instead")
+        if not self._arguments.get("enable_sleep_mode"):
+            raise EngineError("vLLM was started without sleep mode; set engineArgs.enable_sleep_mode to true")
+
     def stats(self) -> EngineStats:
         return EngineStats(waiting=0, running=len(self._tasks), capacity=self._context.stage.max_concurrency)
 
@@ -197,7 +224,9 @@ class ArVllmEngine:
         if talker is None:
             raise EngineError("the model's configuration has no talker_config: it cannot feed a talker")
         path = await self._layers_path()
-        await self._llm.collective_rpc("install_tap", args=(path, int(talker.accept_hidden_layer), endpoint))
+        await self._llm.collective_rpc(
+            "install_tap", args=(path, int(talker.accept_hidden_layer), endpoint, self._tap is Tap.AUX)
+        )
         self._tap_task = asyncio.create_task(self._receive_rows())
         self._tap_task.add_done_callback(self._tap_ended)
 
@@ -280,10 +309,10 @@ class ArVllmEngine:
         else:
             chat = await asyncio.to_thread(self._chat.prompt, tuple(request.inputs["messages"]))
         wanted = self._edge is not None and self._edge.name in request.downstream_edges
-        segments = _Segments(self._edge.name) if self._edge and wanted and not self._tapped else None
+        segments = _Segments(self._edge.name, self._whole) if self._edge and wanted and not self._tapped else None
         rows = None
         if self._edge and wanted and self._tapped:
-            rows = self._rows[name] = _Rows(self._edge.name, RowAssembler(first_meta=dict(chat.row_meta)))
+            rows = self._rows[name] = _Rows(self._edge.name, self._whole, RowAssembler(first_meta=dict(chat.row_meta)))
         self._emit([Started(name)])
         prompt_tokens = completion_tokens = 0
         finish = "stop"

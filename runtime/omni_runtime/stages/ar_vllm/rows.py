@@ -96,6 +96,11 @@ class RowAssembler:
     def missing_rows(self) -> int:
         return max(0, (self.expected_rows or 0) - self._rows)
 
+    @property
+    def complete(self) -> bool:
+        """Every row and token id is here."""
+        return self.expected_rows is not None and self._rows >= self.expected_rows
+
     def take(self) -> Payload | None:
         """What can leave now, one payload; the last one is `finished`.
 

@@ -1,7 +1,9 @@
 """The hidden-state tap: a vLLM worker extension that pushes rows out of the worker process, over ZeroMQ, raw.
 
 Rows are keyed by absolute position and leave once: a preempted request is computed again, and the repeat is dropped.
-Needs eager mode (captured graphs do not call hooks), no prefix caching (a hit computes no rows), and the V1 runner.
+Two ways to the rows, with the same values: forward hooks, which any model has but which need eager mode (captured
+graphs do not call hooks), and the model's auxiliary outputs (`aux_worker`), which compiled and captured models have,
+too. Both need the V1 runner, and no prefix caching: a hit computes no rows.
 """
 
 from __future__ import annotations
@@ -21,8 +23,11 @@ class HiddenStateTap:
 
     model_runner: Any
 
-    def install_tap(self, layers_path: str, hidden_layer: int, endpoint: str) -> int:
-        """Tap the inputs of layer 0 (embeddings, media merged in) and of layer `hidden_layer`; returns the width."""
+    def install_tap(self, layers_path: str, hidden_layer: int, endpoint: str, auxiliary: bool) -> int:
+        """Tap the inputs of layer 0 (embeddings, media merged in) and of layer `hidden_layer`; returns the width.
+
+        auxiliary: the worker is an AuxStateWorker, and the model gives both with its output.
+        """
         if torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
             return 0  # rows are the same on every tensor-parallel rank
         self._tap_values: dict[int, torch.Tensor] = {}
@@ -32,9 +37,13 @@ class HiddenStateTap:
         self._tap_socket.setsockopt(zmq.SNDHWM, 0)
         self._tap_socket.setsockopt(zmq.LINGER, 0)
         self._tap_socket.connect(endpoint)
-        layers = self.model_runner.model.get_submodule(layers_path)
-        for index in self._tap_layers:
-            layers[index].register_forward_pre_hook(self._hook(index), with_kwargs=True)
+        if auxiliary:
+            self._tap_forward = self.model_runner._model_forward
+            self.model_runner._model_forward = self._forward_and_keep
+        else:
+            layers = self.model_runner.model.get_submodule(layers_path)
+            for index in self._tap_layers:
+                layers[index].register_forward_pre_hook(self._hook(index), with_kwargs=True)
         self._tap_execute = self.model_runner.execute_model
         self.model_runner.execute_model = self._execute_and_push
         return int(self.model_runner.model_config.get_hidden_size())
@@ -47,6 +56,12 @@ class HiddenStateTap:
             self._tap_values[index] = (hidden if residual is None else hidden + residual).detach()
 
         return before
+
+    def _forward_and_keep(self, *args: Any, **kwargs: Any) -> Any:
+        output = self._tap_forward(*args, **kwargs)
+        if isinstance(output, tuple):
+            self._tap_values = dict(zip(self._tap_layers, output[1], strict=True))
+        return output
 
     def _execute_and_push(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         for finished in scheduler_output.finished_req_ids:
