@@ -1,0 +1,87 @@
+"""Every scaling policy on every trace.
+
+    python -m benchmarks.autoscale_sim --all [--json FILE] [--plots FOLDER] [--markdown FILE]
+    python -m benchmarks.autoscale_sim --trace azure_code --policy ours hpa [--seeds 2]
+
+Figures per trace t and policy p, means over the seeds, each with `_ci95`: t.p.attainment, t.p.accelerator_hours,
+t.p.underrun_free, t.p.scale_events, t.p.max_waiting; t.saving_at_equal_attainment, t.ours_on_pareto_front,
+t.hours_over_oracle; calibration.<row>.ttfp_error and .rtf_error. Without arguments: one seed of every pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from pathlib import Path
+
+from benchmarks._report import machine, report
+from benchmarks.autoscale_sim.calibrate import TOLERANCE, calibration
+from benchmarks.autoscale_sim.plots import front, timeline
+from benchmarks.autoscale_sim.runs import POLICIES, Result, run
+from benchmarks.autoscale_sim.summary import figures, markdown, rows
+from benchmarks.autoscale_sim.workload import TRACES_BY_NAME
+
+SEEDS = 5
+PROCESSES = 2
+
+
+def _run(job: tuple[str, str, int]) -> Result:
+    return run(*job)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.autoscale_sim", description=__doc__)
+    parser.add_argument("--all", action="store_true", help=f"every trace and policy with {SEEDS} seeds")
+    parser.add_argument("--trace", nargs="+", default=list(TRACES_BY_NAME), choices=TRACES_BY_NAME)
+    parser.add_argument("--policy", nargs="+", default=list(POLICIES), choices=POLICIES)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=PROCESSES)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plots", type=Path, help="folder for PNG files")
+    parser.add_argument("--markdown", type=Path, help="file for the tables of the documentation")
+    options = parser.parse_args()
+    described, started = machine(), time.monotonic()
+    reproduced = calibration()
+    print("published row                       TTFP ms  published      RTF  published")
+    for r in reproduced:
+        print(f"{r.row.name:<32}{r.ttfp_ms:>11.0f}{r.row.ttfp_ms:>11.0f}{r.rtf:>9.2f}{r.row.rtf:>11.2f}")
+    seeds = SEEDS if options.all else options.seeds
+    jobs = [(t, p, s) for t in options.trace for s in range(seeds) for p in options.policy]
+    results = []
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        for number, result in enumerate(pool.imap_unordered(_run, jobs), start=1):
+            results.append(result)
+            if number % 20 == 0 or number == len(jobs):
+                print(f"[{number}/{len(jobs)}] {time.monotonic() - started:.0f} s", flush=True)
+    order = {job: i for i, job in enumerate(jobs)}
+    results.sort(key=lambda r: order[r.trace, r.policy, r.seed])
+    table = rows(results)
+    text = markdown(table)
+    print(text)
+    if options.markdown is not None:
+        options.markdown.write_text(text)
+    if options.plots is not None:
+        for trace in options.trace:
+            front(trace, table, options.plots / f"autoscale-front-{trace}.png")
+        for result in results:
+            if result.policy == "ours" and result.seed == 0:
+                timeline(result, options.plots / f"autoscale-replicas-{result.trace}.png")
+    found = dict(figures(table))
+    for r in reproduced:
+        name = r.row.name.replace(",", "").replace(" ", "_")
+        found[f"calibration.{name}.ttfp_error"], found[f"calibration.{name}.rtf_error"] = (
+            round(e, 4) for e in r.errors
+        )
+    found["seconds"] = round(time.monotonic() - started, 1)
+    report("autoscale_sim", described, found, options.json)
+    off = [r.row.name for r in reproduced if max(map(abs, r.errors)) > TOLERANCE]
+    if off:
+        print(f"not within {TOLERANCE:.0%} of the published rows: {', '.join(off)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""What keeps counts from following noise, as a list of reasons not to shrink now. Pure.
+
+Growing is never delayed: a listener waits. Shrinking waits until every wish of the last minutes was as small, and a
+stage that has just turned round stays (T24).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from omni_operator.autoscale.types import LOWER_BOUND, StageFleet, StageSpec, Tuning, Window
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What would have been enough at one moment, with margin, in the order of the spec."""
+
+    at: float
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """When a stage last changed. -inf: never."""
+
+    at: float = float("-inf")
+    direction: int = 0
+    turned: float = float("-inf")  # when the direction last changed
+
+    def after(self, now: float, direction: int) -> Moves:
+        turned = now if self.direction not in (0, direction) else self.turned
+        return Moves(now, direction, turned)
+
+
+@dataclass(frozen=True, slots=True)
+class Shrinking:
+    """What a check sees."""
+
+    spec: StageSpec
+    fleet: StageFleet
+    moves: Moves
+    window: Window
+    tuning: Tuning
+    breach: str
+    burst: bool
+    now: float
+
+
+Check = Callable[[Shrinking], str | None]
+
+
+def not_on_partial_data(s: Shrinking) -> str | None:
+    """A lower bound of the load proves no slack (T27)."""
+    return f"data is {s.window.freshness.value.lower()}" if s.window.freshness in LOWER_BOUND else None
+
+
+def not_in_a_breach(s: Shrinking) -> str | None:
+    """What is too slow now is not made smaller, whatever the model says; one that is wrong shows itself here (T30)."""
+    return f"objective {s.breach} is missed" if s.breach else None
+
+
+def not_in_a_burst(s: Shrinking) -> str | None:
+    return "burst" if s.burst else None
+
+
+def not_while_coming(s: Shrinking) -> str | None:
+    """Replicas that were asked for are on their way: their effect has not been seen yet (T23)."""
+    return f"{s.fleet.pending} replicas are starting" if s.fleet.pending > 0 and s.fleet.ready > 0 else None
+
+
+def not_while_draining(s: Shrinking) -> str | None:
+    """One step at a time: what drains still carries streams, and its load comes to the others."""
+    return f"{s.fleet.draining} replicas are draining" if s.fleet.draining > 0 else None
+
+
+def not_after_turning(s: Shrinking) -> str | None:
+    left = s.moves.turned + s.tuning.reversal_seconds - s.now
+    return f"turned {s.tuning.reversal_seconds - left:.0f} s ago" if left > 0 else None
+
+
+def not_so_soon(s: Shrinking) -> str | None:
+    """A replica that came up is kept for one stabilisation window: it was paid for with a cold start."""
+    wait = s.tuning.scale_down_seconds if s.moves.direction > 0 else s.tuning.min_write_seconds
+    return "changed just now" if s.now - s.moves.at < wait else None
+
+
+# In the order in which a person wants to hear them; the first that speaks is the reason.
+CHECKS: tuple[Check, ...] = (
+    not_on_partial_data,
+    not_in_a_breach,
+    not_in_a_burst,
+    not_while_coming,
+    not_while_draining,
+    not_after_turning,
+    not_so_soon,
+)
+
+
+def reason_to_keep(shrinking: Shrinking) -> str | None:
+    return next((said for check in CHECKS if (said := check(shrinking)) is not None), None)
+
+
+def settled(wishes: Sequence[Wish], stage: int, current: int, now: float, seconds: float) -> int:
+    """The largest wish of the last `seconds`. A memory that does not reach so far back (a restart) wishes for `current`."""
+    if not wishes or wishes[0].at > now - seconds:
+        return current
+    recent = [w.counts[stage] for w in wishes if w.at > now - seconds]
+    return min(current, max(recent, default=current))
+
+
+def remember(wishes: Sequence[Wish], wish: Wish, seconds: float) -> tuple[Wish, ...]:
+    """With the new one; one older than the window is kept as the proof that the memory reaches back far enough."""
+    kept = [*wishes, wish]
+    while len(kept) > 1 and kept[1].at <= wish.at - seconds:
+        kept.pop(0)
+    return tuple(kept)
+
+
+def moved(moves: Moves, current: int, target: int, now: float) -> Moves:
+    if target == current:
+        return moves
+    return moves.after(now, 1 if target > current else -1)
