@@ -8,9 +8,11 @@ another host, no proxy, a limit of bytes that holds while they arrive, and one d
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import re
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urljoin, urlsplit
@@ -98,15 +100,22 @@ def check_domains(names: Iterable[str]) -> frozenset[str]:
     return frozenset(domains)
 
 
+@functools.cache
+def public_authorities() -> ssl.SSLContext:
+    """Reads the bundle of certificates, for which the loop has no time: call it in a thread."""
+    return httpx.create_ssl_context(trust_env=False)
+
+
 @dataclass(slots=True, eq=False)
 class MediaFetcher:
-    """Fetches for all requests of the process. `resolve` and `public` are given by tests alone."""
+    """Fetches for all requests of the process. `resolve`, `public`, `ports` and `authorities` are given by tests alone."""
 
     allowed: frozenset[str] = frozenset()
     deadline_seconds: float = DEADLINE_SECONDS
     resolve: Resolve = resolve_host
     public: Callable[[str], bool] = is_public
     ports: dict[str, int] = field(default_factory=lambda: dict(PORTS))
+    authorities: Callable[[], ssl.SSLContext] = public_authorities
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PARALLEL))
 
     def check(self, part: MediaUrl) -> Target:
@@ -167,7 +176,11 @@ class MediaFetcher:
 
     async def _follow(self, part: MediaUrl, target: Target, address: str, budget: _Budget) -> tuple[str, bytes]:
         async with httpx.AsyncClient(
-            trust_env=False, follow_redirects=False, timeout=self.deadline_seconds, limits=_ONE_CONNECTION
+            verify=await asyncio.to_thread(self.authorities),
+            trust_env=False,
+            follow_redirects=False,
+            timeout=self.deadline_seconds,
+            limits=_ONE_CONNECTION,
         ) as client:
             for _ in range(MAX_REDIRECTS + 1):
                 answer = await self._get(client, part, target, address, budget)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from omni_runtime.errors import InvalidRequest
 from omni_runtime.serving import media
-from omni_runtime.serving.fetch import MediaFetcher, MediaUrl, check_domains, is_public
+from omni_runtime.serving.fetch import FetchFailed, MediaFetcher, MediaUrl, check_domains, is_public
 from tests.unit.serving.conftest import Server, a_server, submit_of
 
 PNG = b"\x89PNG and the rest"
@@ -28,8 +34,10 @@ class MediaHost:
         self.never = asyncio.Event()
         self.port = 0
 
+    tls: ssl.SSLContext | None = None
+
     async def __aenter__(self) -> MediaHost:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -49,6 +57,7 @@ class MediaHost:
             "public": lambda address: True,
             "ports": {"http": self.port, "https": 443},
             "deadline_seconds": 5.0,
+            "authorities": lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             **options,
         }
         return MediaFetcher(**settings)
@@ -81,6 +90,8 @@ class MediaHost:
                 reply("302 Found", b"", location="http://169.254.169.254/latest/meta-data/")
             case "/other-allowed":
                 reply("302 Found", b"", location="http://other.test/ok.png")
+            case "/downgrade":
+                reply("302 Found", b"", location="http://media.test/ok.png")
             case "/round":
                 reply("302 Found", b"", location="/round")
             case "/page":
@@ -257,3 +268,61 @@ def test_domains_are_names() -> None:
     for wrong in ("", "https://x.com", "x.com:80", "*.x.com", "x.com/path", "a b.com", "user@x.com"):
         with pytest.raises(ValueError, match="is not a host name"):
             check_domains([wrong])
+
+
+def a_certificate(folder: Path, name: str) -> ssl.SSLContext:
+    """A server's context with a certificate of its own for `name`; the certificate lies in `folder`/NAME.pem."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    public, private = folder / f"{name}.pem", folder / f"{name}.key"
+    public.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    private.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(public, private)
+    return context
+
+
+@pytest.mark.parametrize(("name", "trusted"), [("media.test", True), ("evil.test", False)])
+async def test_the_certificate_is_the_hosts(tmp_path: Path, name: str, trusted: bool) -> None:
+    """The connection goes to an address, but who answers there must prove to be the host."""
+    host = MediaHost()
+    host.tls = a_certificate(tmp_path, name)
+    async with host:
+        fetcher = host.fetcher(
+            ports={"http": 80, "https": host.port},
+            authorities=lambda: ssl.create_default_context(cafile=str(tmp_path / f"{name}.pem")),
+        )
+        part = MediaUrl("https://media.test/ok.png", "messages[0]", "image")
+        if trusted:
+            assert await fetcher.fetch_all([part], 1 << 20) == [("image/png", PNG)]
+        else:
+            with pytest.raises(FetchFailed, match=r"media\.test: .*certificate"):
+                await fetcher.fetch_all([part], 1 << 20)
+            assert host.asked == []
+
+
+async def test_https_does_not_become_http(tmp_path: Path) -> None:
+    host = MediaHost()
+    host.tls = a_certificate(tmp_path, "media.test")
+    async with host:
+        fetcher = host.fetcher(
+            ports={"http": 80, "https": host.port},
+            authorities=lambda: ssl.create_default_context(cafile=str(tmp_path / "media.test.pem")),
+        )
+        with pytest.raises(InvalidRequest, match="from https to http"):
+            await fetcher.fetch_all([MediaUrl("https://media.test/downgrade", "messages[0]", "image")], 1 << 20)
