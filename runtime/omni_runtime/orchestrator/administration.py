@@ -49,8 +49,8 @@ class Administration:
     async def sleep(self, seconds: float) -> tuple[ReplicaPower, ...]:
         """Pause, wait for what runs, then ask every replica to give its memory back.
 
-        The pipeline stays paused, also if some replicas could not sleep. Raises Conflict, and resumes if it was not
-        paused before, if requests still run after `seconds`.
+        The pipeline stays paused, also if some replicas could not sleep; if none could, it is as before. Raises
+        Conflict, and all is as before, if requests still run after `seconds`.
         """
         was_paused = self.paused
         self.pause()
@@ -63,7 +63,10 @@ class Administration:
                 f"sleep: {self._running} requests still run after {seconds:g} s; "
                 "ask again later, or with a larger timeout_seconds"
             ) from None
-        return await self._power.change(asleep=True, seconds=seconds)
+        changed = await self._power.change(asleep=True, seconds=seconds)
+        if not was_paused and not self._power.asleep():
+            self.resume()
+        return changed
 
     async def wake_up(self, seconds: float) -> tuple[ReplicaPower, ...]:
         """Wake every replica; resume if none is left asleep."""

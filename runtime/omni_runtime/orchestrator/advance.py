@@ -54,7 +54,9 @@ from omni_runtime.orchestrator.state import (
     StartSettling,
     SubmitStage,
     Terminal,
+    TextPiece,
 )
+from omni_runtime.topology.types import Modality
 
 # Losses of a replica, or of the way to it: another one may do better. A stage that failed would fail again.
 REPLAYABLE = (ReplicaLost, UpstreamLost, InputLost, StageUnavailable)
@@ -97,7 +99,7 @@ def advance(state: RequestState, event: Event, now: Instant) -> Step:
                 return state, ()
             if state.emitted:
                 return state, (Emit(stage, piece),)
-            return replace(state, emitted=True, withheld=()), (*state.withheld, Emit(stage, piece))
+            return _emit_first(state, Emit(stage, piece))
         case StageFinished():
             return _finish_stage(state, event, now)
         case StageFailed(stage, replica, error):
@@ -123,6 +125,15 @@ def _bind(state: RequestState, event: Bound, now: Instant) -> Step:
         bound = bound.with_stage(stage, StageRecord(replica, StagePhase.SUBMITTED, submitted_at=now))
     # Consumers first: their streams are open when the first chunk comes. Any order works, this one is fastest.
     return bound, tuple(SubmitStage(s, r) for s, r in reversed(event.bindings))
+
+
+def _emit_first(state: RequestState, emit: Emit) -> Step:
+    """Text of a thinker that is only spoken says nothing to the client: it waits for the audio, so that the request can
+    still start anew."""
+    text_only = isinstance(emit.piece, TextPiece) and Modality.TEXT not in state.spec.modalities
+    if text_only and state.replays_left > 0:
+        return replace(state, withheld=(*state.withheld, emit)), ()
+    return replace(state, emitted=True, withheld=()), (*state.withheld, emit)
 
 
 def _finish_stage(state: RequestState, event: StageFinished, now: Instant) -> Step:

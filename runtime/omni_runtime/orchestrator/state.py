@@ -153,8 +153,9 @@ class RequestState:
     """One attempt at a request.
 
     replays_left: how often it may start anew, as another attempt. emitted: the client has had something of it, so that
-    a new attempt could tell it twice. withheld: ends of stages that say nothing to the client by themselves; they are
-    told with the first output, because a replay takes them back. after: what ended the attempt before.
+    a new attempt could tell it twice. withheld: what says nothing to the client by itself (ends of inner stages, text of
+    a request for audio alone); it is told with the first output, because a replay takes it back. after: what ended the
+    attempt before.
     """
 
     spec: RequestSpec
@@ -165,7 +166,7 @@ class RequestState:
     attempt: int = 1
     replays_left: int = 0
     emitted: bool = False
-    withheld: tuple[EmitStageEnd, ...] = ()
+    withheld: tuple[Emit | EmitStageEnd, ...] = ()
     after: OmniError | None = None
 
     def with_stage(self, name: StageName, record: StageRecord) -> RequestState:

@@ -18,13 +18,13 @@ from omni_runtime.orchestrator.pool import LivenessRules
 from omni_runtime.protocol.channels import Channels, generate_keys
 from omni_runtime.serving.params import StageParams
 from omni_runtime.topology.types import Modality
-from tests.unit.orchestrator.fake_stage import FakeStage
+from tests.unit.orchestrator.fake_stage import PATIENCE_SECONDS, FakeStage
 from tests.unit.orchestrator.plans import a_plan
 
 RULES = LivenessRules(heartbeat_seconds=0.05, suspect_seconds=0.4, lost_seconds=0.8, unreachable_seconds=0.2)
 
 
-async def eventually(check: Callable[[], Any], seconds: float = 5.0) -> Any:
+async def eventually(check: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
     """The first truthy value of `check`; fails after `seconds`."""
     async with asyncio.timeout(seconds):
         while not (value := check()):  # noqa: ASYNC110 - any condition, not one event
@@ -43,7 +43,7 @@ def a_call(*modalities: str, codes: bool = False, deadline: float = 10.0) -> Cal
 
 
 async def all_outputs(handle: RequestHandle) -> list[Any]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         return [output async for output in handle.outputs()]
 
 

@@ -19,6 +19,7 @@ from omni_runtime.protocol import control
 from omni_runtime.protocol.channels import Channels
 
 SAMPLE_RATE = 24_000
+PATIENCE_SECONDS = 30.0  # ends a hang; a busy machine may be slow
 
 
 def tone(seconds: float, value: float = 0.25) -> bytes:
@@ -117,7 +118,7 @@ class FakeStage:
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._beat())]
         await self.hello()
         if wait and self.revision is None and self.contract == CONTRACT_VERSION:
-            await asyncio.wait_for(self.welcomed.wait(), 5)
+            await asyncio.wait_for(self.welcomed.wait(), PATIENCE_SECONDS)
 
     async def kill(self) -> None:
         """The process is gone: sockets close, nothing is said."""

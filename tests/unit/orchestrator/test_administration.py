@@ -92,6 +92,14 @@ async def test_a_replica_that_cannot_sleep_or_does_not_answer_says_why(rig: Rig)
     assert not thinker.asleep
 
 
+async def test_a_pipeline_of_which_nothing_can_sleep_goes_on(rig: Rig) -> None:
+    thinker = await rig.replica("thinker")
+    thinker.power_problem = "no"
+    await rig.orchestrator.administration.sleep(1)
+    assert not rig.orchestrator.status().paused
+    assert await all_outputs(rig.orchestrator.submit(a_call("text")))
+
+
 async def test_a_replica_that_says_it_sleeps_gets_nothing(rig: Rig) -> None:
     """Another entry of the same pipeline may have put it to sleep."""
     thinker = await rig.replica("thinker")

@@ -16,6 +16,7 @@ from omni_runtime.orchestrator.state import (
     UNSETTLED,
     AbortStage,
     Action,
+    AudioPiece,
     Bound,
     Cancelled,
     CancelRequested,
@@ -50,6 +51,7 @@ from omni_runtime.orchestrator.state import (
 from omni_runtime.topology.types import Modality
 from tests.unit.orchestrator.plans import a_plan
 
+A_SAMPLE = AudioPiece(b"\0\0\0\0", 24_000, 1)
 STAGES = ("thinker", "talker", "code2wav")
 STAGE = st.sampled_from(STAGES)
 REPLICA = st.sampled_from(("right", "right", "right", "wrong"))
@@ -122,8 +124,10 @@ class RequestLife(RuleBasedStateMachine):
         record = self.state.stages.get(stage)
         live = record is not None and record.phase in (StagePhase.SUBMITTED, StagePhase.STARTED)
         expected = self.state.phase is Phase.RUNNING and live and replica == "right"
+        withheld = len(self.state.withheld)
         actions = self.step(PieceArrived(stage, self.at(stage, replica), TextPiece("x")))
-        assert bool(actions) == expected, "nothing is lost, nothing is resurrected (R4)"
+        told = bool(actions) or len(self.state.withheld) > withheld
+        assert told == expected, "nothing is lost, nothing is resurrected (R4)"
 
     @rule(stage=STAGE, replica=REPLICA)
     def finished(self, stage: str, replica: str) -> None:
@@ -250,10 +254,30 @@ def test_a_stage_end_that_says_nothing_is_told_with_the_first_output() -> None:
     state = a_state("audio", replays=1)
     state, actions = run(state, bound(state), StageFinished("thinker", "thinker-right", StageUsage("stop")))
     assert not any(isinstance(a, EmitStageEnd) for a in actions)
-    _, actions = run(state, PieceArrived("code2wav", "code2wav-right", TextPiece("x")))
+    _, actions = run(state, PieceArrived("code2wav", "code2wav-right", A_SAMPLE))
     assert [type(a) for a in actions] == [EmitStageEnd, Emit]
     _, actions = run(state, ReplicaGone("talker", "talker-right", "fell silent"))
     assert any(isinstance(a, Replay) for a in actions)
+
+
+def test_text_that_is_only_spoken_waits_for_the_audio() -> None:
+    """The client sees none of it, so that it is no reason not to start anew; in a whole answer it is the transcript."""
+    state = a_state("audio", replays=1)
+    text = [PieceArrived("thinker", "thinker-right", TextPiece(t)) for t in ("a", "b")]
+    state, actions = run(state, bound(state), *text)
+    assert not any(isinstance(a, Emit) for a in actions)
+    _, lost = run(state, ReplicaGone("code2wav", "code2wav-right", "fell silent"))
+    assert any(isinstance(a, Replay) for a in lost)
+    state, actions = run(state, PieceArrived("code2wav", "code2wav-right", A_SAMPLE))
+    assert [a.piece for a in actions if isinstance(a, Emit)] == [TextPiece("a"), TextPiece("b"), A_SAMPLE]
+    _, lost = run(state, ReplicaGone("code2wav", "code2wav-right", "fell silent"))
+    assert any(isinstance(a, Fail) for a in lost)
+
+
+def test_without_replays_nothing_waits() -> None:
+    state = a_state("audio")
+    _, actions = run(state, bound(state), PieceArrived("thinker", "thinker-right", TextPiece("a")))
+    assert any(isinstance(a, Emit) for a in actions)
 
 
 def test_what_a_stage_fails_at_is_not_tried_again() -> None:
