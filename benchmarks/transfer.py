@@ -97,7 +97,7 @@ def sidecar(root: Path, name: str) -> Iterator[None]:
 
 
 def _until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while True:
         try:
             with urllib.request.urlopen(url, timeout=5):

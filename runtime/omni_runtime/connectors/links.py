@@ -7,19 +7,15 @@ stream is not acknowledged, so its producer stops; after a while its pieces go t
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
 
-from omni_runtime.connectors import secure, wire
-from omni_runtime.connectors.handshake import HandshakeRefused
+from omni_runtime.connectors import wire
 from omni_runtime.connectors.hub import Hub
 from omni_runtime.connectors.ledger import QUEUE
-from omni_runtime.connectors.outbound import MAX_PEERS, PING_SECONDS, SILENCE_SECONDS
-from omni_runtime.connectors.secure import Sealed, SecureChannel, as_bytes, copy_into
+from omni_runtime.connectors.outbound import MAX_PEERS
+from omni_runtime.connectors.peer_link import Incoming, PeerLink, parse_address
+from omni_runtime.connectors.secure import Sealed, as_bytes, copy_into
 from omni_runtime.connectors.streams import Port
 from omni_runtime.connectors.wire import FRAGMENT_BYTES, INLINE_BYTES, ProtocolError, Put, Slab
 from omni_runtime.logs import get_logger
@@ -27,30 +23,7 @@ from omni_runtime.protocol.channels import CurveKeys
 
 log = get_logger(__name__)
 
-CONNECT_SECONDS: Final = 10.0
 SPILL_SECONDS: Final = 1.0  # wait for room in the arena before a piece goes inline
-_ENDPOINT = re.compile(r"tcp://(\[[0-9A-Fa-f:.%a-z]+\]|[A-Za-z0-9.-]{1,253}):([0-9]{1,5})")
-
-
-@dataclass(slots=True)
-class _Incoming:
-    """One stream from another sidecar to an engine here."""
-
-    port: Port
-    opened: wire.Open
-    link: PeerLink
-    put: Put | None = None  # the piece that is coming in
-    slab: Slab | None = None
-    got: int = 0  # bytes of it that are stored or forwarded
-    began: float = 0.0
-    spilling: bool = False
-    fetching: bool = False  # a thread reads a piece out of the producer's arena
-    finishing: bool = False  # the chunk that is coming in is the last one
-    seq: int = -1
-    pieces_out: int = 0  # of the chunk, as the engine counts them
-    surplus: int = 0  # credits that the engine will grant for pieces which the producer never sent
-    waiting: deque[tuple[Put | wire.Fragment, bytes]] = field(default_factory=deque)
-    waiting_since: float = 0.0
 
 
 class PeerLinks:
@@ -60,7 +33,7 @@ class PeerLinks:
         self.hub = hub
         self.keys = keys
         self._links: dict[str, PeerLink] = {}
-        self._streams: dict[Port, _Incoming] = {}
+        self._streams: dict[Port, Incoming] = {}
         self._starved: set[Port] = set()
         self._numbers = 0
 
@@ -70,7 +43,7 @@ class PeerLinks:
     # --- from engines
 
     def open(self, port: Port, message: wire.Open) -> None:
-        address = _address(message.endpoint)
+        address = parse_address(message.endpoint)
         if address is None:
             self.hub.fail(port, "ProtocolError", f"{message.edge}: {message.endpoint!r} is not tcp://host:port")
             return
@@ -84,7 +57,7 @@ class PeerLinks:
                 return
             link = self._links[message.endpoint] = PeerLink(self, message.endpoint, *address)
         self._numbers = self._numbers % 0xFFFFFFFF + 1
-        stream = _Incoming(port, message, link)
+        stream = Incoming(port, message, link)
         self._streams[port] = stream
         link.open(self._numbers, stream)
 
@@ -116,11 +89,11 @@ class PeerLinks:
 
     # --- from links
 
-    def fail(self, stream: _Incoming, code: str, message: str) -> None:
+    def fail(self, stream: Incoming, code: str, message: str) -> None:
         self.forget(stream)
         self.hub.fail(stream.port, code, message)
 
-    def forget(self, stream: _Incoming) -> None:
+    def forget(self, stream: Incoming) -> None:
         self._streams.pop(stream.port, None)
         self._starved.discard(stream.port)
         stream.link.forget(stream)
@@ -129,13 +102,13 @@ class PeerLinks:
             self.hub.free(stream.slab, QUEUE)
             stream.slab = None
 
-    def drop_link(self, link: PeerLink, streams: list[_Incoming], reason: str) -> None:
+    def drop_link(self, link: PeerLink, streams: list[Incoming], reason: str) -> None:
         if self._links.get(link.endpoint) is link:
             del self._links[link.endpoint]
         for stream in streams:
             self.fail(stream, "UpstreamLost", f"{stream.opened.edge}: {reason}")
 
-    def accept(self, stream: _Incoming, message: Put | wire.Fragment, body: Sealed) -> None:
+    def accept(self, stream: Incoming, message: Put | wire.Fragment, body: Sealed) -> None:
         """One fragment. Raises ProtocolError if it is not the next one."""
         if stream.fetching:
             raise ProtocolError("bytes of a stream whose last piece is still being fetched")
@@ -148,7 +121,7 @@ class PeerLinks:
             stream.waiting_since = time.monotonic()
             self._starved.add(stream.port)
 
-    def fetch(self, stream: _Incoming, message: wire.Remote) -> None:
+    def fetch(self, stream: Incoming, message: wire.Remote) -> None:
         """A piece that this sidecar reads out of the producer's arena. Every Remote is answered, whatever happens."""
         put, link, mooncake = message.put, stream.link, self.hub.mooncake
         if stream.put is not None or stream.waiting or stream.fetching or put.slab is not None or mooncake is None:
@@ -162,7 +135,7 @@ class PeerLinks:
         running = loop.run_in_executor(mooncake.threads, mooncake.fetch, message.segment, message.address, slab)
         running.add_done_callback(lambda future: self._fetched(stream, message, slab, future))
 
-    def _fetched(self, stream: _Incoming, message: wire.Remote, slab: Slab, future: asyncio.Future[bool]) -> None:
+    def _fetched(self, stream: Incoming, message: wire.Remote, slab: Slab, future: asyncio.Future[bool]) -> None:
         error = None if future.cancelled() else future.exception()
         done = not future.cancelled() and error is None and future.result()
         stream.fetching = False
@@ -197,7 +170,7 @@ class PeerLinks:
             if not stream.waiting:
                 self._starved.discard(port)
 
-    def _store(self, stream: _Incoming, message: Put | wire.Fragment, body: Sealed | bytes) -> bool:
+    def _store(self, stream: Incoming, message: Put | wire.Fragment, body: Sealed | bytes) -> bool:
         """Put a fragment where it belongs; False if there is no room yet."""
         if isinstance(message, Put):
             if stream.put is not None:
@@ -222,7 +195,7 @@ class PeerLinks:
         self._hand_over(stream, put, body, whole=end == put.length)
         return True
 
-    def _hand_over(self, stream: _Incoming, put: Put, body: Sealed | bytes, *, whole: bool) -> None:
+    def _hand_over(self, stream: Incoming, put: Put, body: Sealed | bytes, *, whole: bool) -> None:
         """Give the engine the finished slab, or the fragment itself when there is none."""
         engine = self.hub.engines.get(stream.port.session)
         if engine is None or (stream.slab is not None and not whole):
@@ -249,7 +222,7 @@ class PeerLinks:
             if stream.finishing:
                 self.forget(stream)
 
-    def _observe(self, stream: _Incoming, put: Put) -> None:
+    def _observe(self, stream: Incoming, put: Put) -> None:
         metrics, opened = self.hub.metrics, stream.opened
         edge = metrics.of(metrics.edge(opened.edge, opened.producer, opened.consumer), "TCP")
         edge.rx.observe(time.monotonic() - stream.began)
@@ -264,143 +237,3 @@ class PeerLinks:
     def close(self) -> None:
         for link in list(self._links.values()):
             link.close("this sidecar stops")
-
-
-def _address(endpoint: str) -> tuple[str, int] | None:
-    match = _ENDPOINT.fullmatch(endpoint)
-    if match is None or not 0 < int(match[2]) < 65536:
-        return None
-    return match[1].strip("[]"), int(match[2])
-
-
-class PeerLink:
-    """Connection to one producer's sidecar. It lives as long as that: after a loss a new link is made."""
-
-    def __init__(self, owner: PeerLinks, endpoint: str, host: str, port: int) -> None:
-        self.endpoint = endpoint
-        self._owner = owner
-        self._streams: dict[int, _Incoming] = {}
-        self._numbers: dict[Port, int] = {}
-        self._born = self._pinged = time.monotonic()
-        self._why_not = "no answer yet"
-        self._channel: SecureChannel | None = None
-        self._waiting: list[wire._Message] = []  # for the connection
-        self._closed = False
-        self._task = asyncio.get_running_loop().create_task(self._connect(host, port))
-
-    def open(self, number: int, stream: _Incoming) -> None:
-        self._streams[number] = stream
-        self._numbers[stream.port] = number
-        message = stream.opened
-        self._send(
-            wire.Open(
-                number,
-                message.edge,
-                message.request,
-                message.producer,
-                message.consumer,
-                message.endpoint,
-                message.domain,
-                message.revision,
-                message.contract_version,
-                message.credits,
-                self._owner.hub.can_fetch(message.edge),
-            )
-        )
-
-    def send_for(self, stream: _Incoming, build: Callable[[int], wire._Message]) -> None:
-        number = self._numbers.get(stream.port)
-        if number is not None:
-            self._send(build(number))
-
-    def forget(self, stream: _Incoming) -> None:
-        number = self._numbers.pop(stream.port, None)
-        if number is not None:
-            del self._streams[number]
-
-    def answer(self, number: int, *, done: bool, later: bool, reason: str) -> None:
-        if not self._closed:
-            self._send(wire.Fetched(number, done, later, reason))
-
-    def broken(self, stream: _Incoming, error: ProtocolError) -> None:
-        """One stream breaks the rules: it ends, the link goes on."""
-        self.send_for(stream, lambda number: wire.Cancel(number, str(error)[:2000]))
-        self._owner.fail(stream, "ProtocolError", f"{stream.opened.edge}: {error}")
-
-    def _send(self, message: wire._Message) -> None:
-        if self._channel is not None:
-            self._channel.send(message)
-        else:
-            self._waiting.append(message)
-
-    async def _connect(self, host: str, port: int) -> None:
-        """Until it works or the time is up (`tick`): the other sidecar may start later than this one."""
-        pause = 0.05
-        while True:
-            try:
-                sock, secrets = await secure.dial(host, port, self._owner.keys)
-            except HandshakeRefused as refused:
-                self.close(f"{self.endpoint}: {refused}; both need the CURVE keys of one pipeline")
-                return
-            except (OSError, TimeoutError) as error:
-                self._why_not = str(error) or type(error).__name__
-                await asyncio.sleep(pause)
-                pause = min(1.0, 2 * pause)
-            else:
-                break
-        self._channel = SecureChannel(sock, secrets, self._on_frame, self._on_lost)
-        self._channel.start()
-        for message in (wire.Ping(), *self._waiting):
-            self._channel.send(message)
-        self._waiting.clear()
-
-    def _on_lost(self, reason: str) -> None:
-        self.close(f"{self.endpoint}: {reason}")
-
-    def _on_frame(self, header: bytes, body: Sealed) -> None:
-        message = wire.decode_from_producer(header)
-        if isinstance(message, wire.Pong):
-            return
-        stream = self._streams.get(message.stream)
-        if stream is None:
-            if isinstance(message, wire.Remote):
-                self._send(wire.Fetched(message.stream, True, True))
-            return  # late: cancelled or finished here
-        if isinstance(message, wire.Failed):
-            self._owner.fail(stream, message.code, message.message)
-            return
-        try:
-            if isinstance(message, wire.Remote):
-                self._owner.fetch(stream, message)
-                return
-            if isinstance(message, Put) and message.slab is not None:
-                raise ProtocolError("a slab of another pod")
-            self._owner.accept(stream, message, body)
-        except ProtocolError as error:
-            self.broken(stream, error)
-
-    def tick(self) -> None:
-        now, channel = time.monotonic(), self._channel
-        if channel is None:
-            if now - self._born > CONNECT_SECONDS:
-                self.close(
-                    f"no answer from the producer's sidecar at {self.endpoint} within {CONNECT_SECONDS:g} s"
-                    f" ({self._why_not}): it is down, blocked by a network policy, or holds other CURVE keys"
-                )
-            return
-        channel.tick(now)
-        if now - channel.heard > SILENCE_SECONDS:
-            self.close(f"nothing heard from {self.endpoint} for {SILENCE_SECONDS:g} s")
-        elif now - self._pinged > PING_SECONDS:
-            self._pinged = now
-            self._send(wire.Ping())
-
-    def close(self, reason: str) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        if self._task is not asyncio.current_task():
-            self._task.cancel()
-        if self._channel is not None:
-            self._channel.close(reason)
-        self._owner.drop_link(self, list(self._streams.values()), reason)

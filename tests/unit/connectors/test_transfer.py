@@ -328,7 +328,7 @@ async def test_a_link_that_the_producers_side_gave_up_fails_at_once(site: Site) 
 
 
 async def test_an_unreachable_pod_fails_with_its_address(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_runtime.connectors.links.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("omni_runtime.connectors.peer_link.CONNECT_SECONDS", 0.5)
     async with a_pair(site, "same pod") as pair:
         far = producer(pair.up)
         gone = type(far)(far.edge, far.stage, far.replica, "tcp://127.0.0.1:1", "elsewhere")

@@ -69,7 +69,7 @@ async def test_the_engine_may_start_before_the_sidecar(site: Site) -> None:
 
 
 async def test_a_peer_with_other_keys_gets_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_runtime.connectors.links.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("omni_runtime.connectors.peer_link.CONNECT_SECONDS", 1.0)
     strangers = generate_keys(site.root / "strangers")
     async with site.sidecar("ours") as ours, site.sidecar("theirs", keys=strangers) as theirs:
         async with ours.engine("thinker-0") as up, theirs.engine("talker-0") as down:
