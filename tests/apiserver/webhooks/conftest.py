@@ -67,6 +67,9 @@ def warned(kube: Kube) -> Callable[[], list[str]]:
 def _apply_node(kube: Kube, node: Object) -> None:
     kube.apply({k: v for k, v in node.items() if k != "status"}, manager="world")
     _heartbeat(kube, node)
+    # The API server taints every new node as not ready; its controller would take that away, in its own time.
+    taints = {"spec": {"taints": node["spec"]["taints"]}}
+    kube.request("PATCH", f"/api/v1/nodes/{node['metadata']['name']}", taints, content_type=MERGE)
 
 
 def _heartbeat(kube: Kube, node: Object) -> None:
