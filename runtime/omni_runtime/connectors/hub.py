@@ -268,6 +268,7 @@ class Hub:
         gauge("omni:connector_remote_streams", "Streams consumed from other pods", lambda: self.remote_streams)
         gauge("omni:connector_stalled_streams", "Streams that wait for their consumer", lambda: self.table.stalled)
         gauge("omni:connector_mooncake_up", "Whether the transfer engine runs", lambda: self.mooncake is not None)
+        self.metrics.waiting(self.table.waiting)
         gauge("omni:connector_in_flight_pieces", "Pieces that wait here", lambda: self.table.queued_pieces)
 
 

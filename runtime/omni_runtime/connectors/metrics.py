@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from omni_runtime.connectors.streams import Key
 
 _EDGE = ("model_name", "from_stage", "from_replica", "to_stage", "to_replica")
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
@@ -28,6 +32,25 @@ class EdgeMetrics:
         self.bytes.inc(nbytes)
         self.chunks.inc()
         self.size.observe(nbytes)
+
+
+class _Waiting(Collector):
+    def __init__(self, metrics: SidecarMetrics, read: Callable[[], Iterable[tuple[Key, str, int]]]) -> None:
+        self._metrics = metrics
+        self._read = read
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        streams: dict[tuple[str, ...], list[int]] = {}
+        for key, to, pieces in self._read():
+            counts = streams.setdefault(self._metrics.edge(key.edge, key.producer, to), [0, 0])
+            counts[0] += 1
+            counts[1] += pieces
+        texts = ("Streams that wait for their consumer", "Pieces that wait for their consumer")
+        for position, name in enumerate(("omni:connector_edge_stalled_streams", "omni:connector_edge_waiting_pieces")):
+            family = GaugeMetricFamily(name, texts[position], labels=_EDGE)
+            for labels, counts in streams.items():
+                family.add_metric(labels, counts[position])
+            yield family
 
 
 class SidecarMetrics:
@@ -71,6 +94,10 @@ class SidecarMetrics:
         gauge = Gauge(name, text, registry=self.registry)
         gauge.set_function(read)
         self._gauges.append(gauge)
+
+    def waiting(self, read: Callable[[], Iterable[tuple[Key, str, int]]]) -> None:
+        """Streams that stand still for want of credit or of a consumer, and their pieces, by edge and replica."""
+        self.registry.register(_Waiting(self, read))
 
     @lru_cache(maxsize=4096)  # noqa: B019 - one instance a process
     def edge(self, edge: str, producer: str, consumer: str) -> tuple[str, str, str, str, str]:

@@ -9,6 +9,7 @@ cancelled, lost or expired; its key is then remembered for a while, so that noth
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from omni_runtime.connectors.wire import WINDOW_PIECES, Put
@@ -113,6 +114,10 @@ class StreamTable:
     def stalled(self) -> int:
         """Streams with something to send whose consumer grants nothing (or is not there yet)."""
         return sum(1 for s in self._streams.values() if s.queue)
+
+    def waiting(self) -> Iterator[tuple[Key, str, int]]:
+        """(stream, consumer replica or "", pieces) of every stream that has something to send and may not."""
+        return ((s.key, s.to, len(s.queue)) for s in self._streams.values() if s.queue)
 
     # --- producer
 
