@@ -347,7 +347,9 @@ class Orchestrator:
             return
         if len(self._queue):
             now = self._clock()
-            admitted, waiting = plan_admissions(self._queue.in_order(), self._roster.free(now))
+            free = self._roster.free(now)
+            stuck = self._queue.stuck(free)
+            admitted, waiting = ((), stuck) if stuck is not None else plan_admissions(self._queue.in_order(), free)
             self._waiting_by_stage = dict(waiting)
             for request in admitted:
                 self._start(request, now)

@@ -8,9 +8,13 @@ place, and a tenant alone has all of them. Within a tenant, and between equals, 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import TypeVar
 
 from omni_runtime.orchestrator.admission import AdmissionRules, Overloaded
-from omni_runtime.orchestrator.state import RequestId, RequestSpec
+from omni_runtime.orchestrator.state import RequestId, RequestSpec, StageName
+
+T = TypeVar("T")
 
 
 class RequestQueue:
@@ -23,6 +27,7 @@ class RequestQueue:
         self._running: dict[RequestId, str] = {}
         self._waits_of: Counter[str] = Counter()  # requests per tenant
         self._runs_of: Counter[str] = Counter()
+        self._kinds: Counter[tuple[StageName, ...]] = Counter()  # what waits, by the stages that it needs
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._again)
@@ -83,6 +88,7 @@ class RequestQueue:
         """`again`: it ran, lost a replica, and goes before those that have not run yet."""
         (self._again if again else self._waiting)[spec.request] = spec
         self._waits_of[spec.tenant] += 1
+        self._kinds[spec.stages] += 1
 
     def start(self, request: RequestId) -> None:
         """It is bound to its replicas."""
@@ -100,7 +106,19 @@ class RequestQueue:
         spec = self._again.pop(request, None) or self._waiting.pop(request, None)
         if spec is not None:
             _count_down(self._waits_of, spec.tenant)
+            _count_down(self._kinds, spec.stages)
         return spec
+
+    def stuck(self, free: Mapping[StageName, int]) -> dict[StageName, int] | None:
+        """If nothing of what waits can start: how many wait per stage. Cheap, for a queue that is full all the time."""
+        waiting: dict[StageName, int] = {}
+        for stages, count in self._kinds.items():
+            full = [s for s in stages if free.get(s, 0) <= 0]
+            if not full:
+                return None
+            for stage in full:
+                waiting[stage] = waiting.get(stage, 0) + count
+        return waiting
 
     def in_order(self) -> list[RequestSpec]:
         """Who comes next, first to last."""
@@ -116,8 +134,8 @@ class RequestQueue:
         return first + [spec for _, spec in ranked]
 
 
-def _count_down(counter: Counter[str], tenant: str) -> None:
+def _count_down(counter: Counter[T], key: T) -> None:
     """Names of tenants come from clients: none is kept longer than its requests."""
-    counter[tenant] -= 1
-    if counter[tenant] <= 0:
-        del counter[tenant]
+    counter[key] -= 1
+    if counter[key] <= 0:
+        del counter[key]

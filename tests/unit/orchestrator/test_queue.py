@@ -133,7 +133,12 @@ def test_nobody_is_lost_and_nothing_of_a_tenant_remains(steps: list[tuple[str, s
         assert set(order(queue)) == waiting == set(queue.requests)
         assert len(order(queue)) == len(queue) == len(waiting)
         assert queue.running == len(running)
+        for free in ({"thinker": 0}, {"thinker": 1}):
+            admitted, per_stage = plan_admissions(queue.in_order(), free)
+            stuck = queue.stuck(free)
+            assert stuck == (None if admitted else per_stage), "the short way says what the long way says"
     for request in waiting | running:
         queue.leave(RequestId(request))
+    assert not queue._kinds
     assert not queue._waits_of
     assert not queue._runs_of
