@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zmq
+from msgspec.structs import replace
 
 from omni_runtime.connectors.client import SidecarEdgeClient
 from omni_runtime.connectors.sidecar import Sidecar, SidecarOptions
@@ -190,8 +191,10 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 @asynccontextmanager
-async def a_pipeline(root: Path, **engines: CountingEngine) -> AsyncIterator[Pipeline]:
-    plan, keys = a_plan(), generate_keys(root / "curve")
+async def a_pipeline(
+    root: Path, plan: ResolvedPlan | None = None, **engines: CountingEngine
+) -> AsyncIterator[Pipeline]:
+    plan, keys = plan or a_plan(), generate_keys(root / "curve")
     shm = root / "shm"
     shm.mkdir()
     options = SidecarOptions(
@@ -324,6 +327,33 @@ async def test_drain_says_leaving_finishes_and_exits_zero(tmp_path: Path) -> Non
         engine.wake()
         assert await asyncio.wait_for(p.runs["thinker"], DEADLINE) == 0
         assert [m.request for m in p.of(control.StageFinished) if isinstance(m, control.StageFinished)] == ["r1"]
+
+
+class PacedCountingEngine(CountingEngine):
+    """Wants to know how its consumer keeps up."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__(stage)
+        self.heard: list[tuple[str, str, int]] = []
+
+    def taken(self, request: str, edge: str, waiting: int) -> None:
+        self.heard.append((request, edge, waiting))
+
+
+@pytest.mark.parametrize("sizing", ["adaptive", "fixed"])
+async def test_the_producer_of_adaptive_chunks_hears_of_each_that_its_consumer_takes(
+    tmp_path: Path, sizing: str
+) -> None:
+    plan = a_plan()
+    plan = replace(plan, edges=(plan.edges[0], replace(plan.edges[1], sizing=sizing)))
+    async with a_pipeline(tmp_path, plan, talker=PacedCountingEngine("talker")) as p:
+        engine = p.engines["talker"]
+        assert isinstance(engine, PacedCountingEngine)
+        await p.submit("r1")
+        await until(lambda: len(p.of(control.StageFinished)) == 3, "finished")
+        await until(lambda: len(engine.heard) == (CHUNKS if sizing == "adaptive" else 0), "heard")
+        assert {heard[:2] for heard in engine.heard} <= {("r1", TALKER_EDGE)}
+        assert all(0 <= waiting < CHUNKS for _, _, waiting in engine.heard)
 
 
 class DrowsyEngine(CountingEngine):
