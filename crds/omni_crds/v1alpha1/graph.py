@@ -47,6 +47,11 @@ class ParallelismSpec(OmniModel):
     """Pipeline-parallel size."""
 
 
+class ScalingMode(StrEnum):
+    OPERATOR = "Operator"
+    EXTERNAL = "External"
+
+
 class ScalingSpec(OmniModel):
     """Bounds of the replica count; within them it follows the load."""
 
@@ -60,6 +65,9 @@ class ScalingSpec(OmniModel):
     """Never fewer than this. 0 lets the stage sleep."""
     max_replicas: PositiveReplicas
     """Never more than this."""
+    mode: ScalingMode | None = None
+    """Who writes the count. Operator: its own autoscaler, from the pipeline's objectives; External: an HPA, KEDA or a
+    person, through /scale of the OmniStage. Without it: Operator."""
 
 
 class ResourcesSpec(OmniModel):

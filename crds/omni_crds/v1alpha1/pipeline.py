@@ -26,7 +26,7 @@ from omni_crds.v1alpha1.base import (
     RevisionName,
     StageName,
 )
-from omni_crds.v1alpha1.conditions import Condition, ConditionStatus
+from omni_crds.v1alpha1.conditions import CAMEL_CASE, TIMESTAMP, Condition, ConditionStatus
 from omni_crds.v1alpha1.graph import (
     AcceleratorSpec,
     ChunkSizing,
@@ -39,6 +39,7 @@ from omni_crds.v1alpha1.graph import (
     ParallelismSpec,
     PayloadKind,
     ResourcesSpec,
+    ScalingMode,
     ScalingSpec,
     SchedulingSpec,
     StageSpec,
@@ -46,7 +47,7 @@ from omni_crds.v1alpha1.graph import (
     Toleration,
     TolerationOperator,
 )
-from omni_crds.v1alpha1.markers import ListMap, ListSet, Rule, rules
+from omni_crds.v1alpha1.markers import ListAtomic, ListMap, ListSet, Rule, rules
 
 # A pipeline with all its parts; graph.py only keeps this file short.
 __all__ = [
@@ -79,7 +80,10 @@ __all__ = [
     "RolloutSpec",
     "RolloutStrategy",
     "RoutingPolicy",
+    "ScalingDecision",
+    "ScalingMode",
     "ScalingSpec",
+    "ScalingTarget",
     "SchedulingSpec",
     "StageSpec",
     "StageStatus",
@@ -323,6 +327,38 @@ class EdgeStatus(OmniModel):
     """Why, in one CamelCase word."""
 
 
+class ScalingTarget(OmniModel):
+    """What one stage was given."""
+
+    name: StageName
+    """Name of the stage."""
+    before: Count = 0
+    """Replicas that it had."""
+    replicas: Count = 0
+    """Replicas that it was given."""
+    reason: Annotated[str, Field(max_length=256)] = ""
+    """Why."""
+
+
+class ScalingDecision(OmniModel):
+    """One decision of the autoscaler that changed something, or began to say something else."""
+
+    time: Annotated[str, Field(min_length=20, max_length=27, pattern=TIMESTAMP)]
+    """When, in UTC."""
+    reason: Annotated[str, Field(min_length=1, max_length=128, pattern=CAMEL_CASE)]
+    """What kind of decision, in one CamelCase word."""
+    message: Message = ""
+    """Why, for a person."""
+    limiting_stage: StageName | None = None
+    """The stage that the objective fails for, or that is closest to its limit."""
+    stages: Annotated[tuple[ScalingTarget, ...], Field(max_length=16), ListMap(("name",))] | None = None
+    """One entry per stage."""
+    inputs: Annotated[str, Field(max_length=1024)] | None = None
+    """What was measured, as name=value."""
+    candidates: Annotated[str, Field(max_length=1024)] | None = None
+    """The sets of replicas that were weighed."""
+
+
 class PipelineStatus(OmniModel):
     """What the pipeline is."""
 
@@ -346,6 +382,8 @@ class PipelineStatus(OmniModel):
     """URL of the OpenAI API inside the cluster."""
     ttfp_milliseconds_p95: Annotated[int, Field(ge=0, le=3_600_000)] | None = None
     """Time to first packet that 95 of 100 recent requests stayed within."""
+    decisions: Annotated[tuple[ScalingDecision, ...], Field(max_length=10), ListAtomic()] | None = None
+    """The last decisions of the autoscaler, newest first."""
 
 
 class OmniPipeline(OmniModel):
