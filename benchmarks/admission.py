@@ -3,7 +3,7 @@
     python -m benchmarks.admission [--admissions 500] [--pipelines 2000] [--nodes 1000] [--json FILE]
 
 Starts a control plane of its own and fills it: nodes of eight H100 each with a pod that holds some of them, stored
-pipelines in twenty namespaces, a tenant with a budget over a quarter of them. Then one webhook process, behind the
+pipelines in twenty namespaces, tenants with budgets. Then one webhook process, behind the
 validating and the mutating configuration, is asked by server-side dry runs, one after the other: four of five pipelines
 fit, the others are refused for a mistake, a budget, a device or the nodes.
 
@@ -41,6 +41,7 @@ from omni_operator.kinds import NODE, PIPELINE, POD, TENANT
 
 CONFIGURATION = "omni-bench"
 NAMESPACES = [f"bench-{i}" for i in range(20)]
+FULL = NAMESPACES[-1]  # of a tenant whose budget is used up
 LABEL = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
 _APPLY, _MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 _KINDS = ("validatingwebhookconfigurations", "mutatingwebhookconfigurations")
@@ -119,12 +120,12 @@ class Asked:
 def questions(count: int) -> list[Asked]:
     """Four that fit, then one that does not, for another reason each time."""
     bad: Iterator[Callable[[dict[str, Any]], str]] = itertools.cycle(
-        (_wrong_topology, _too_small_a_device, _too_many_nodes, _over_the_budget)
+        (_wrong_topology, _too_small_a_device, _larger_than_a_node, _too_many_replicas, _over_the_budget)
     )
     asked = []
     for number in range(count):
         body = example(number)
-        namespace = NAMESPACES[number % 20]
+        namespace = NAMESPACES[number % 19]
         fits = number % 5 != 4
         if not fits:
             namespace = next(bad)(body["spec"]) or namespace
@@ -142,16 +143,21 @@ def _too_small_a_device(spec: dict[str, Any]) -> str:
     return ""
 
 
-def _too_many_nodes(spec: dict[str, Any]) -> str:
+def _larger_than_a_node(spec: dict[str, Any]) -> str:
+    del spec["budget"]
+    spec["stages"][0] |= {"accelerator": {"class": "nvidia-h100-80gb", "count": 16}, "parallelism": {"tensor": 16}}
+    return ""
+
+
+def _too_many_replicas(spec: dict[str, Any]) -> str:
+    """More than all nodes have, by far."""
     del spec["stages"][0]["scaling"], spec["budget"]
     spec["stages"][0]["replicas"] = 1000
-    return NAMESPACES[-1]
+    return NAMESPACES[10]  # no tenant's
 
 
 def _over_the_budget(spec: dict[str, Any]) -> str:
-    del spec["stages"][0]["scaling"], spec["budget"]
-    spec["stages"][0]["replicas"] = 999
-    return NAMESPACES[0]
+    return FULL
 
 
 def measure(api: Api, kubeconfig: Path, count: int, log: Path) -> dict[str, float]:

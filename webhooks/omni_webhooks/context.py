@@ -31,6 +31,7 @@ PROFILES, TENANTS, PIPELINES, STAGES = PROFILE.plural, TENANT.plural, PIPELINE.p
 NODES, QUOTAS, PODS = NODE.plural, QUOTA.plural, POD.plural
 # A check of more nodes than this takes longer than an admission should.
 FEW_NODES = 128
+ADVISORS = 8  # nodes per pod group on which a way out is looked for, which is most of the time of a refusal
 GROWTH = "MaxReplicasDoNotFit"  # a warning that only all nodes together can give
 RESOURCES = (PROFILES, TENANTS, PIPELINES, STAGES, NODES, QUOTAS, PODS)
 
@@ -92,7 +93,8 @@ class Context:
         whole = self._check(pipeline, cluster, replicas, fixes=False)
         if not isinstance(whole, Infeasible):
             return whole
-        advised = self._check(pipeline, some, replicas)
+        few = replace(promising(cluster, plan, ADVISORS), nodes_may_be_added=False)
+        advised = self._check(pipeline, few, replicas)
         return with_fixes(whole, advised.fixes if isinstance(advised, Infeasible) else ())
 
     def _check(
