@@ -31,9 +31,13 @@ class PodUse:
 
 
 def read_pod(pod: Json) -> PodUse | None:
-    """None: holds nothing (ended, or not on a node)."""
+    """None: holds nothing (ended, or not on a node), or not for long.
+
+    A pod that is being deleted still keeps its devices from the scheduler, but a pipeline that is applied while its
+    predecessor drains will find them: refusing it would be wrong a minute later.
+    """
     node, metadata = (pod.get("spec") or {}).get("nodeName"), pod.get("metadata") or {}
-    if not node or not holds_resources(pod):
+    if not node or not holds_resources(pod) or metadata.get("deletionTimestamp"):
         return None
     pipeline = str((metadata.get("labels") or {}).get(PIPELINE_LABEL) or "")
     limits = pod_resources(pod["spec"], "limits") if pipeline else None

@@ -58,6 +58,15 @@ class TestUse:
         put(nodes, pod("early", at="n1"), gone=True)
         assert gpus_used(nodes.view(("ns", "p"), [], **VIEW)) == {"n0": 0, "n1": 0}
 
+    def test_a_pipeline_that_replaces_another_one_does_not_wait_for_its_pods_to_drain(self) -> None:
+        nodes = Nodes()
+        nodes.node_changed(("", "n0"), node_view(node("n0")))
+        leaving = pod("old", pipeline="q", gpus=8)
+        put(nodes, leaving)
+        leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        put(nodes, leaving)
+        assert gpus_used(nodes.view(("ns", "p"), [], **VIEW)) == {"n0": 0}
+
     def test_an_edit_is_not_refused_for_the_room_of_its_own_pods(self) -> None:
         nodes = Nodes()
         nodes.node_changed(("", "n0"), node_view(node("n0")))
