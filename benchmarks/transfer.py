@@ -44,6 +44,7 @@ ARENA_BYTES = 512 * MIB
 CHUNK = 4 * KIB
 PAUSE_SECONDS = 0.004
 DEADLINE_SECONDS = 300.0
+BUDGET_SECONDS = 1200.0  # of all rounds
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -188,7 +189,10 @@ def best(rounds: int, ways: tuple[Way, ...], folder: Path) -> dict[str, dict[str
             (root / "plan.json").write_bytes(msgspec.json.encode(plan(kind)))
             for name in sorted({end for way in ways if way.plan == kind for end in (way.up, way.down)}):
                 stack.enter_context(sidecar(root, name))
+        began = time.monotonic()
         for number in range(rounds):
+            if number and time.monotonic() - began > BUDGET_SECONDS * number / (number + 1):
+                break  # another round would take too long on this machine
             for way in ways:
                 root = folder / way.plan if way.up else folder / f"{way.name}-{number}"
                 root.mkdir(exist_ok=True)

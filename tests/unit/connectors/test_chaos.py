@@ -43,7 +43,7 @@ class Chaos:
             writer.close()
             return
         after = self.dice.randrange(200, 2_000_000)
-        forward = asyncio.create_task(self._pump(reader, back, "none", after))
+        forward = asyncio.create_task(self._pump(reader, back, "clean", after))
         backward = asyncio.create_task(self._pump(there, writer, fault, after))
         await asyncio.wait((forward, backward), return_when=asyncio.FIRST_COMPLETED)
         for task in (forward, backward):
@@ -58,6 +58,8 @@ class Chaos:
                 seen += len(data)
                 if fault == "delay" and self.dice.random() < 0.1:
                     await asyncio.sleep(self.dice.uniform(0, 0.02))
+                if seen > 4 * after and fault in ("delay", "late", "none"):
+                    return  # no connection lasts for ever
                 if seen > after and fault in ("cut", "repeat", "swap", "flip"):
                     if fault == "cut":
                         writer.write(data[: len(data) // 2])
