@@ -86,9 +86,9 @@ class TalkerDecoder:
     def cache_bytes(self) -> int:
         return self._cache.numel() * self._cache.element_size()
 
-    def use(self, runner: Callable[[TalkerDecoder], StepRunner]) -> None:
+    def use(self, runner: StepRunner) -> None:
         """Replace the way in which steps are run (graphs, buckets)."""
-        self._runner = runner(self)
+        self._runner = runner
 
     def bucketed(self, *, fixed: bool) -> BucketedSteps:
         return BucketedSteps(self.step, rows=self.slots, length=self.length, fixed=fixed)

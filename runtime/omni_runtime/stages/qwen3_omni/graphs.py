@@ -98,6 +98,18 @@ class GraphedSteps(BucketedSteps):
         """Why there are no graphs; None as long as capturing works."""
         return self._problem
 
+    def warm(self) -> None:
+        """Capture every bucket in which rows draw, the usual case, so that no request pays for it."""
+        rows = [1]
+        while rows[-1] < self._rows:
+            rows.append(min(2 * rows[-1], self._rows))
+        lengths = [min(self.SMALLEST_LENGTH, self._length)]
+        while lengths[-1] < self._length:
+            lengths.append(min(2 * lengths[-1], self._length))
+        for bucket in {self.bucket(r, n, greedy=False) for r in rows for n in lengths}:
+            if self._problem is None and bucket not in self._graphs:
+                self._try_capture(bucket)
+
     def run(self, bucket: Bucket) -> torch.Tensor:
         if self._problem is None and bucket not in self._graphs:
             self._try_capture(bucket)

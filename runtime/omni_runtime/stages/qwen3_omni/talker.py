@@ -87,9 +87,12 @@ class Qwen3OmniTalkerEngine:
             model.talker, slots=self._slots, length=self._max_prefill + self._max_frames, device=self._device
         )
         if self._graphs and self._device.type == "cuda":
-            self._decoder.use(lambda d: d.graphed(fixed=self._fixed))
+            graphs = self._decoder.graphed(fixed=self._fixed)
+            self._decoder.use(graphs)
+            with torch.inference_mode():
+                graphs.warm()
         elif self._fixed:
-            self._decoder.use(lambda d: d.bucketed(fixed=True))
+            self._decoder.use(self._decoder.bucketed(fixed=True))
 
     def submit(self, request: StageRequest) -> None:
         params = from_map(request.params)
