@@ -254,8 +254,8 @@ class SecureChannel:
     def tick(self, now: float) -> None:
         """An idle link keeps no large buffers."""
         if now - self.heard > _IDLE_SECONDS:
-            if len(self._in) > _SMALL >= self._filled:
-                self._in = self._in[:_SMALL]
+            if len(self._in) > _SMALL and not self._filled:
+                self._in = bytearray(_SMALL)
             if not self._end and len(self._out) > _SMALL:
                 self._out = bytearray(_SMALL)
 
