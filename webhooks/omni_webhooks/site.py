@@ -57,14 +57,18 @@ class Site:
         self._kube = kube
         self._placement = placement
         self._monotonic = monotonic
-        self.profiles = Mirror(PROFILE, OmniRuntimeProfile.model_validate, changed=self._profile_changed)
-        self.tenants = Mirror(TENANT, OmniTenant.model_validate)
-        self.pipelines = Mirror(PIPELINE, OmniPipeline.model_validate, changed=self._pipeline_changed)
-        self.stages = Mirror(STAGE, read_stage, changed=self._stage_changed)
+        self.profiles = Mirror(
+            PROFILE, OmniRuntimeProfile.model_validate, changed=self._profile_changed, monotonic=monotonic
+        )
+        self.tenants = Mirror(TENANT, OmniTenant.model_validate, monotonic=monotonic)
+        self.pipelines = Mirror(
+            PIPELINE, OmniPipeline.model_validate, changed=self._pipeline_changed, monotonic=monotonic
+        )
+        self.stages = Mirror(STAGE, read_stage, changed=self._stage_changed, monotonic=monotonic)
         self.nodes = Nodes()
-        self.node_list = Mirror(NODE, node_view, changed=self.nodes.node_changed)
-        self.pods = Mirror(POD, read_pod, changed=self.nodes.pod_changed)
-        self.quotas = Mirror(QUOTA, quota_view)
+        self.node_list = Mirror(NODE, node_view, changed=self.nodes.node_changed, monotonic=monotonic)
+        self.pods = Mirror(POD, read_pod, changed=self.nodes.pod_changed, monotonic=monotonic)
+        self.quotas = Mirror(QUOTA, quota_view, monotonic=monotonic)
         self._catalogue: tuple[dict[str, OmniRuntimeProfile], Catalogue] = ({}, Catalogue({}))
         self.ledger = Ledger()
         self._counts: dict[PoolKey, int] = {}
