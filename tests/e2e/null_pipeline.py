@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -74,7 +75,7 @@ class NullPipeline:
     def wait_ready(self, seconds: float = 60.0) -> None:
         """Every process serves, and the entry sees a live replica of every stage."""
         for name, spec in self.specs.items():
-            wait_for(lambda url=spec.ready_url: _answers(url), seconds, f"{name} ready; log: {self.log(name)}")
+            wait_for(partial(_answers, spec.ready_url), seconds, f"{name} ready; log: {self.log(name)}")
         wait_for(lambda: _answers(f"{self.url}/ready"), seconds, "the entry ready")
 
     def log(self, name: str) -> str:
@@ -95,7 +96,7 @@ class NullPipeline:
             "arena bytes": self.metric("connector", "omni:connector_arena_used_bytes"),
             "streams": self.metric("connector", "omni:connector_streams"),
         }
-        for stage in STAGES:
+        for stage in (name for name, spec in self.specs.items() if spec.stage):
             found[f"{stage} running"] = self.metric(stage, "omni:stage_running_requests")
             found[f"{stage} waiting"] = self.metric(stage, "vllm_omni:stage_waiting_requests")
         return {name: value for name, value in found.items() if value}
@@ -118,8 +119,8 @@ class NullPipeline:
 
 
 @contextmanager
-def null_pipeline() -> Iterator[NullPipeline]:
-    """Ready inside; no process and no shared memory afterwards."""
+def null_pipeline(**replicas: int) -> Iterator[NullPipeline]:
+    """Ready inside; no process and no shared memory afterwards. replicas: of a stage, where it is not one."""
     plan = null_plan(CONCURRENCY)
     shared_before = set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory(prefix="omni-null-") as private:
@@ -128,7 +129,7 @@ def null_pipeline() -> Iterator[NullPipeline]:
         folders.plan.write_bytes(canonical_json(plan))
         generate_keys(folders.curve)
         http = choose_ports(0, 1).control
-        counts = replica_counts(plan, {})
+        counts = replica_counts(plan, replicas)
         specs = plan_processes(plan, counts, folders, choose_ports(http, sum(counts.values())), LOOPBACK)
         pipeline = NullPipeline(f"http://{LOOPBACK}:{http}", folder, {s.name: s for s in specs})
         try:

@@ -222,8 +222,8 @@ class Sender:
             if stream.error is None:
                 self._cancel(stream, reason)
             stream.end(StreamClosed, f"{id[1]}: request {request} is over in this replica")
-        for stream in self._sent.pop(request, {}).values():
-            if drop_finished:
+        if drop_finished:  # a cleanup keeps them known: an abort may follow when their consumer turns out to be dead
+            for stream in self._sent.pop(request, {}).values():
                 self._cancel(stream, reason)
 
     def is_over(self, request: str) -> bool:

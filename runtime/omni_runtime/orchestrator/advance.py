@@ -2,7 +2,7 @@
 
 Every event is accepted in every state; one that is too late, of another replica, or unknown yields no action: an
 aborted request cannot be resurrected (R4). Completion is by modality set. A stage that was submitted is either heard
-of (finished, failed, aborted, lost) or told to abort, exactly once.
+of (finished, failed, aborted, lost) or told to abort, exactly once; if the request ends early, all are told.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _lose_stage(
     if state.phase is Phase.RUNNING:
         again = state.replays_left > 0 and not state.emitted and isinstance(error, REPLAYABLE)
         terminal = Replay(error) if again else Fail(_told_with(state.after, error, "the next attempt"))
-        state, aborts = _abort_live(state, f"{error.code} in stage {stage}")
+        state, aborts = _abort_all(state, f"{error.code} in stage {stage}")
         # The old attempt is told to end before the new one starts.
         return _start_settling(state, [*actions, *aborts, terminal] if again else [*actions, terminal, *aborts])
     return _done_if_settled(state, actions)
@@ -199,7 +199,7 @@ def _end(state: RequestState, terminal: Terminal, reason: str, now: Instant) -> 
         return _end_queued(state, terminal)
     if state.phase is not Phase.RUNNING:
         return state, ()
-    state, aborts = _abort_live(state, reason)
+    state, aborts = _abort_all(state, reason)
     return _start_settling(state, [terminal, *aborts])
 
 
@@ -214,6 +214,14 @@ def _abort_live(state: RequestState, reason: str) -> Step:
         state = state.with_stage(stage, replace(record, phase=StagePhase.ABORTING))
         actions.append(AbortStage(stage, record.replica, reason))
     return state, tuple(actions)
+
+
+def _abort_all(state: RequestState, reason: str) -> Step:
+    """As _abort_live, and stages that have ended: the tail of what they made may wait for a consumer that will never
+    come for it (R11)."""
+    ended = state.in_phase(StagePhase.FINISHED)
+    state, aborts = _abort_live(state, reason)
+    return state, (*aborts, *(AbortStage(stage, state.stages[stage].replica, reason) for stage in ended))
 
 
 def _start_settling(state: RequestState, actions: list[Action]) -> Step:

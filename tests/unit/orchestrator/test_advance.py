@@ -280,6 +280,15 @@ def test_without_replays_nothing_waits() -> None:
     assert any(isinstance(a, Emit) for a in actions)
 
 
+def test_a_stage_that_ended_before_the_loss_is_told_as_well() -> None:
+    """R11: its last chunks wait at its connector for a consumer that is dead."""
+    state = a_state("audio", replays=1)
+    state, _ = run(state, bound(state), StageFinished("talker", "talker-right", StageUsage("stop")))
+    state, actions = run(state, ReplicaGone("code2wav", "code2wav-right", "fell silent"))
+    assert {a.stage for a in actions if isinstance(a, AbortStage)} == {"thinker", "talker"}
+    assert state.in_phase(StagePhase.ABORTING) == ("thinker",), "and nobody waits for its answer"
+
+
 def test_what_a_stage_fails_at_is_not_tried_again() -> None:
     state = a_state(replays=1)
     _, actions = run(state, bound(state), StageFailed("talker", "talker-right", EngineError("out of memory")))

@@ -268,7 +268,6 @@ async def test_text_only_needs_no_consumer(tmp_path: Path) -> None:
 
 
 async def test_abort_frees_everything_and_is_answered_r11_r16(tmp_path: Path) -> None:
-    before = set(os.listdir("/dev/shm"))
     async with a_pipeline(tmp_path, thinker=CountingEngine("thinker", hold=True)) as p:
         await p.submit("r1")
         await until(lambda: len(p.of(control.ClientAudio)) == CHUNKS - 1, "audio of all chunks but the last")
@@ -280,7 +279,18 @@ async def test_abort_frees_everything_and_is_answered_r11_r16(tmp_path: Path) ->
         await until(lambda: p.sidecar.hub.ledger.bytes == 0, "no arena byte is held")  # type: ignore[attr-defined]
         await p.submit("r2", stages=("thinker",))
         await until(lambda: bool(p.of(control.StageStarted, "thinker")), "others go on")
-    assert set(os.listdir("/dev/shm")) <= before, "others may come and go"
+    assert os.listdir(tmp_path / "shm") == [], "the arena went with its sidecar"
+
+
+async def test_a_tail_that_nobody_comes_for_goes_with_an_abort_r11(tmp_path: Path) -> None:
+    """The talker has ended; its chunks wait at the connector for a consumer that died before it opened the stream."""
+    async with a_pipeline(tmp_path) as p:
+        await p.submit("r1", stages=("thinker", "talker"))
+        await until(lambda: len(p.of(control.StageFinished)) == 2, "both ended")
+        assert len(p.sidecar.hub.table) == 1, "the tail waits for its consumer"  # type: ignore[attr-defined]
+        await p.send("talker", control.Abort("r1", "ReplicaLost in stage code2wav"))
+        await until(lambda: len(p.of(control.Aborted)) == 1, "answered")
+        await until(lambda: len(p.sidecar.hub.table) == 0, "the tail is gone")  # type: ignore[attr-defined]
 
 
 async def test_a_silent_upstream_is_an_error_that_names_the_edge_r5(tmp_path: Path) -> None:
