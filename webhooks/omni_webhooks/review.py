@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from omni_crds.v1alpha1.conditions import truncate
 from omni_operator.kinds import STAGE, JsonObject
+from omni_runtime.errors import FieldError
 from omni_webhooks.cache import Key
 from omni_webhooks.decision import Decision, Review
 from omni_webhooks.defaults import Patch
@@ -97,7 +98,7 @@ def verdict_answer(call: Call, decision: Decision) -> JsonObject:
             "status": "Failure",
             "code": 422,
             "reason": "Invalid",
-            "message": truncate("; ".join(str(error) for _, error in decision.errors), MAX_MESSAGE),
+            "message": truncate("; ".join(f"{e.path}: {_said(e)}" for _, e in decision.errors), MAX_MESSAGE),
             "details": {
                 "kind": call.kind,
                 "name": call.key[1],
@@ -105,7 +106,7 @@ def verdict_answer(call: Call, decision: Decision) -> JsonObject:
                     {
                         "reason": "FieldValueInvalid",
                         "field": error.path,
-                        "message": truncate(f"{error.value!r}: {error.problem}; {error.fix} [{rule}]", MAX_MESSAGE),
+                        "message": truncate(f"{_said(error)} [{rule}]", MAX_MESSAGE),
                     }
                     for rule, error in decision.errors
                 ],
@@ -127,6 +128,11 @@ def patch_answer(call: Call, patch: Patch) -> JsonObject:
 
 def unchecked_answer(call: Call, why: str) -> JsonObject:
     return _envelope({"uid": call.uid, "allowed": True, "warnings": [truncate(f"not checked: {why}", MAX_WARNING)]})
+
+
+def _said(error: FieldError) -> str:
+    value = f"{error.value!r}: " if error.value else ""
+    return f"{value}{error.problem}; {error.fix}"
 
 
 def _bounded(texts: Sequence[str]) -> list[str]:

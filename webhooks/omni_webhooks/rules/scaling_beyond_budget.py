@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from omni_crds.v1alpha1.pipeline import OmniPipeline
 from omni_operator.kinds import PIPELINE
 from omni_webhooks.context import PIPELINES, PROFILES, STAGES, TENANTS, Context
-from omni_webhooks.demand import devices_at_most
+from omni_webhooks.demand import devices_at_most, devices_at_start
 from omni_webhooks.rules.rule import Advice, Change, Rule
 
 
@@ -15,7 +15,9 @@ def check(change: Change[OmniPipeline], context: Context) -> Iterator[Advice]:
     plan = context.resolve(change.new).plan
     if plan is None:
         return
-    most = devices_at_most(plan)
+    most, start = devices_at_most(plan), devices_at_start(plan)
+    if most == start:
+        return  # nothing scales: what it starts with is for other rules
     total, budget = sum(most.values()), change.new.spec.budget
     if budget and total > budget.accelerators:
         text = f"at maxReplicas the stages use {total} accelerators; scaling stops at {budget.accelerators}"
