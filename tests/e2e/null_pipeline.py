@@ -122,7 +122,7 @@ class NullPipeline:
 def null_pipeline(**replicas: int) -> Iterator[NullPipeline]:
     """Ready inside; no process and no shared memory afterwards. replicas: of a stage, where it is not one."""
     plan = null_plan(CONCURRENCY)
-    shared_before = set(os.listdir("/dev/shm"))
+    shared_before = _shared_memory()
     with tempfile.TemporaryDirectory(prefix="omni-null-") as private:
         folder = Path(private)
         folders = LocalFolders(folder, Path("/dev/shm"), folder)
@@ -142,7 +142,12 @@ def null_pipeline(**replicas: int) -> Iterator[NullPipeline]:
                 child.terminate()
             for child in pipeline.running.values():
                 _end(child)
-    assert set(os.listdir("/dev/shm")) - shared_before == set(), "shared memory was left behind"
+    assert _shared_memory() - shared_before == set(), "shared memory was left behind"
+
+
+def _shared_memory() -> set[str]:
+    """Files in /dev/shm, but for those of Python's multiprocessing, which nothing here uses and other processes may."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("psm_", "sem."))}
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
