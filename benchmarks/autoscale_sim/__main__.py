@@ -16,10 +16,12 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+
 from benchmarks._report import machine, report
 from benchmarks.autoscale_sim.calibrate import TOLERANCE, calibration
 from benchmarks.autoscale_sim.plots import front, timeline
-from benchmarks.autoscale_sim.runs import POLICIES, Result, run
+from benchmarks.autoscale_sim.runs import POLICIES, Result, run_job
 from benchmarks.autoscale_sim.summary import figures, markdown, rows
 from benchmarks.autoscale_sim.workload import TRACES_BY_NAME
 
@@ -27,8 +29,11 @@ SEEDS = 5
 PROCESSES = 2
 
 
-def _run(job: tuple[str, str, int]) -> Result:
-    return run(*job)
+def _done(file: Path | None, jobs: list[tuple[str, str, int]]) -> list[Result]:
+    if file is None or not file.exists():
+        return []
+    found = [msgspec.json.decode(line, type=Result) for line in file.read_bytes().splitlines()]
+    return [r for r in found if (r.trace, r.policy, r.seed) in set(jobs)]
 
 
 def main() -> int:
@@ -39,6 +44,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--processes", type=int, default=PROCESSES)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--runs", type=Path, help="file that keeps each run; what it has already is not run again")
     parser.add_argument("--plots", type=Path, help="folder for PNG files")
     parser.add_argument("--markdown", type=Path, help="file for the tables of the documentation")
     options = parser.parse_args()
@@ -48,13 +54,18 @@ def main() -> int:
     for r in reproduced:
         print(f"{r.row.name:<32}{r.ttfp_ms:>11.0f}{r.row.ttfp_ms:>11.0f}{r.rtf:>9.2f}{r.row.rtf:>11.2f}")
     seeds = SEEDS if options.all else options.seeds
-    jobs = [(t, p, s) for t in options.trace for s in range(seeds) for p in options.policy]
-    results = []
+    jobs = [(t, p, s) for s in range(seeds) for t in options.trace for p in options.policy]
+    results = _done(options.runs, jobs)
+    known = {(r.trace, r.policy, r.seed) for r in results}
+    left = [job for job in jobs if job not in known]
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for number, result in enumerate(pool.imap_unordered(_run, jobs), start=1):
+        for number, result in enumerate(pool.imap_unordered(run_job, left), start=1):
             results.append(result)
-            if number % 20 == 0 or number == len(jobs):
-                print(f"[{number}/{len(jobs)}] {time.monotonic() - started:.0f} s", flush=True)
+            if options.runs is not None:
+                with options.runs.open("ab") as file:
+                    file.write(msgspec.json.encode(result) + b"\n")
+            if number % 20 == 0 or number == len(left):
+                print(f"[{number}/{len(left)}] {time.monotonic() - started:.0f} s", flush=True)
     order = {job: i for i, job in enumerate(jobs)}
     results.sort(key=lambda r: order[r.trace, r.policy, r.seed])
     table = rows(results)

@@ -133,3 +133,8 @@ def run(trace_name: str, policy_name: str, seed: int) -> Result:
         seconds=time.perf_counter() - started,
         points=tuple(policy.points),
     )
+
+
+def run_job(job: tuple[str, str, int]) -> Result:
+    """(trace, policy, seed). Here and not in __main__, which a worker process cannot import its functions from."""
+    return run(*job)

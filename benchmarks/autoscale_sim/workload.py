@@ -26,7 +26,7 @@ MIN_FRAMES, MAX_FRAMES = 25, 750
 
 CODE_COPIES, CODE_JITTER_SECONDS = 3, 3.0
 DAY_SECONDS = 86_400.0
-DIURNAL_SECONDS, DIURNAL_RATE = 10_800.0, 5.0
+DIURNAL_SECONDS, DIURNAL_RATE = 10_800.0, 3.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _clients() -> tuple[Mapping[str, Any], ...]:
 def _day(numbers: random.Random) -> list[Arrival]:
     """ServeGen's rule: per client and window, n = ceil(rate * length) gaps from its distribution, stretched to fill it.
 
-    The day is pressed into three hours (its ramps are eight times as steep), the mean rate is two requests a second.
+    The day is pressed into three hours (its ramps are eight times as steep), the mean rate is 3.5 requests a second.
     """
     clients = _clients()
     mean = sum(w[1] * 600.0 for c in clients for w in c["trace"]) / DAY_SECONDS
@@ -123,7 +123,7 @@ TRACES_BY_NAME = {
     for t in (
         Trace("azure_conv", "smooth: 5.5 requests/s for 58 minutes", 1.5, _as_recorded("azure2023/conv.csv.gz")),
         Trace("azure_code", "bursts: 7.7 requests/s in bursts of minutes, gaps between them", 1.5, _copies),
-        Trace("servegen", "a day with images in three hours, 5 requests/s", 1.5, _day),
+        Trace("servegen", "a day with images in three hours, 3.5 requests/s", 1.5, _day),
         Trace(
             "mooncake", "long prompts: 3.4 requests/s for 59 minutes", 3.0, _as_recorded("mooncake/conversation.csv.gz")
         ),

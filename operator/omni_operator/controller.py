@@ -7,8 +7,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from omni_operator import logs, metrics
+from omni_operator.autoscale.loop import Autoscaler
 from omni_operator.crd_guard import CrdGuard, CrdOutdated
 from omni_operator.errors import KubeError, LeadershipLost
 from omni_operator.events import EventSink
@@ -34,6 +36,7 @@ class ControllerOptions:
     workers: int = 8
     resync_seconds: float = 300.0
     default_profile: str | None = None
+    record_windows: Path | None = None  # a folder; what the autoscaler saw goes there, for `omni replay`
 
 
 class Controller:
@@ -45,13 +48,16 @@ class Controller:
         self._seen: set[Key] = set()
         self._guard = CrdGuard(kube)
         self._ttfp = EntryStatusReader()
+        events = EventSink(kube)
+        self._autoscaler = Autoscaler(kube, lease.check, events, record=options.record_windows)
         self._cluster = Cluster(
             kube=kube,
             fence=lease.check,
-            events=EventSink(kube),
+            events=events,
             guard=self._guard,
             ttfp=self._ttfp,
             fleet=FleetReader(kube),
+            autoscaler=self._autoscaler,
             default_profile=options.default_profile,
         )
 
@@ -70,6 +76,7 @@ class Controller:
                 leading.create_task(self._work_when_leading(), name="work")
         finally:
             await self._ttfp.close()
+            await self._autoscaler.close()
             # A cancelled shutdown must not skip the release: the successor would wait for the Lease to run out.
             await asyncio.shield(self._lease.release())
 
@@ -105,6 +112,7 @@ class Controller:
                 name="resync",
             )
             working.create_task(self._ttfp.refresh_forever(self.queue.add), name="ttfp")
+            working.create_task(self._autoscaler.run_forever(self.queue.add), name="autoscaler")
 
     async def _enqueue_all(self) -> None:
         """The watches list at their start, too; this covers what was missed while another process led."""

@@ -15,6 +15,7 @@ import socket
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import kopf
 from kopf._core.engines.peering import Identity
@@ -57,6 +58,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--lease-name", default="omni-operator")
     parser.add_argument("--http-host", default="0.0.0.0")  # noqa: S104 - probes come from the kubelet
     parser.add_argument("--http-port", type=int, default=8080, help="/livez, /readyz, /metrics; 0: any free port")
+    parser.add_argument(
+        "--record-windows", type=Path, help="folder that keeps what the autoscaler saw, for `omni replay`"
+    )
     parser.add_argument("--log-level", default=os.environ.get("OMNI_LOG_LEVEL", "INFO"))
     given = parser.parse_args(arguments)
     namespaces = tuple(n.strip() for entry in given.namespace for n in entry.split(",") if n.strip())
@@ -66,6 +70,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
             workers=given.workers,
             resync_seconds=given.resync_seconds,
             default_profile=given.default_profile,
+            record_windows=given.record_windows,
         ),
         lease_namespace=given.lease_namespace,
         lease_name=given.lease_name,

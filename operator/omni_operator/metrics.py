@@ -26,4 +26,15 @@ LEADER = Gauge("omni_operator_leader", "1 while this process holds the Lease.")
 CRD_OUTDATED = Gauge(
     "omni_operator_crd_outdated", "1 while an installed CRD is older than this operator; it then writes nothing."
 )
+AUTOSCALER_TARGET = Gauge("omni_autoscaler_target_replicas", "Replicas that were decided.", ["pipeline", "stage"])
+AUTOSCALER_WANTED = Gauge(
+    "omni_autoscaler_wanted_replicas", "Replicas that would be enough, before stabilisation.", ["pipeline", "stage"]
+)
+AUTOSCALER_DECISIONS = Counter("omni_autoscaler_decisions", "Decisions by reason.", ["pipeline", "reason"])
+AUTOSCALER_READY = Gauge(
+    "omni_autoscaler_ready", "0 while it holds because it cannot see or may not act.", ["pipeline"]
+)
+AUTOSCALER_WINDOW_SECONDS = Gauge(
+    "omni_autoscaler_window_seconds", "Length of the last window of metrics.", ["pipeline"]
+)
 PIPELINES = Gauge("omni_operator_pipelines", "Pipelines seen by the last full list.")

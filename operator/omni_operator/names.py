@@ -30,6 +30,7 @@ ENTRY_STAGE = "entry"  # the stage label of entry pods
 MANAGER = "omni-operator"
 REPLICAS_MANAGER = "omni-operator-replicas"
 ROLLOUT_MANAGER = "omni-operator-rollout"
+AUTOSCALER_MANAGER = "omni-operator-autoscaler"
 
 MAX_NAME = 63  # DNS label: Services, and every label value made of a name
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from omni_crds.v1alpha1.pipeline import OmniPipeline
+from omni_crds.v1alpha1.conditions import Reason
+from omni_crds.v1alpha1.pipeline import OmniPipeline, ScalingDecision
 from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_crds.v1alpha1.stage import OmniStage
 from omni_operator.kinds import DEPLOYMENT, JsonObject, Kind
@@ -100,6 +101,16 @@ class LiveStage:
 
 
 @dataclass(frozen=True, slots=True)
+class Scaling:
+    """What the operator's own autoscaler has to say of a pipeline."""
+
+    decisions: tuple[ScalingDecision, ...]  # newest first
+    ready: bool
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """Everything about one pipeline at one moment; lists are complete or the read failed as a whole (T60)."""
 
@@ -113,6 +124,7 @@ class Observed:
     foreign_stages: tuple[LiveStage, ...] = ()  # name this pipeline, but are not its own
     pods: tuple[Live, ...] = ()
     ttfp_milliseconds_p95: int | None = None
+    scaling: Scaling | None = None  # None: no stage is scaled by the operator, or nothing has been decided yet
 
     def child(self, kind: Kind, name: str) -> Live | None:
         return next((c for c in self.children if c.kind is kind and c.name == name), None)

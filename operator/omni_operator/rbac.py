@@ -29,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     Rule(GROUP, "omnipipelines", READ, "the desired state; its spec and metadata are never written"),
     Rule(GROUP, "omnipipelines/status", ("patch",), "conditions, stages and edges as seen"),
     Rule(GROUP, "omnistages", OWN_CHILD, "one stage pool per stage; holds the replica count"),
+    Rule(GROUP, "omnistages/scale", ("patch",), "the replica count, where scaling.mode is Operator"),
     Rule(GROUP, "omnistages/status", ("patch",), "replicas and selector for /scale"),
     Rule(GROUP, "omniruntimeprofiles", READ, "images, device classes and connectors that a plan is resolved with"),
     Rule(

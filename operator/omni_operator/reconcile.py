@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from omni_operator.apply import Fence, KeyRing, apply_plan
+from omni_operator.autoscale.loop import Autoscaler
 from omni_operator.crd_guard import CrdGuard
 from omni_operator.errors import KubeError
 from omni_operator.events import EventSink
@@ -38,6 +39,7 @@ class Cluster:
     guard: CrdGuard | None = None
     ttfp: EntryStatusReader | None = None
     fleet: FleetReader | None = None
+    autoscaler: Autoscaler | None = None
     default_profile: str | None = None
     keys: KeyRing = field(default_factory=KeyRing)
 
@@ -61,6 +63,8 @@ async def reconcile(key: Key, cluster: Cluster, clock: Clock) -> Requeue:
         await cluster.guard.check()
     observed = await observe(key, cluster.kube, cluster.ttfp)
     plan = plan_pipeline(observed, now=clock(), default_profile=cluster.default_profile)
+    if cluster.autoscaler is not None:
+        observed = replace(observed, scaling=cluster.autoscaler.track(observed, plan.resolved))
     if cluster.fleet is not None and waits_for_places(observed, plan):
         nodes = await cluster.fleet.view(key)
         plan = with_outlook(observed, plan, plan_outlook(observed, plan, nodes) if nodes is not None else None)

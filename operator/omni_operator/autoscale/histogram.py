@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-INFINITE = math.inf
+INFINITE = 1e308  # the bound of the last bucket: a number, because JSON has no infinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +33,11 @@ class Histogram:
         rank, seen, low = q * count, 0.0, 0.0
         for bound, inside in zip(self.bounds, self.counts, strict=True):
             if inside > 0 and seen + inside >= rank:
-                if math.isinf(bound):
+                if bound >= INFINITE:
                     return low
                 return low + (bound - low) * max(0.0, rank - seen) / inside
             seen += inside
-            low = bound if not math.isinf(bound) else low
+            low = bound if not bound >= INFINITE else low
         return low
 
     def share_above(self, value: float) -> float:
@@ -51,7 +50,7 @@ class Histogram:
             if low >= value:
                 above += inside
             elif bound > value:
-                above += inside if math.isinf(bound) else inside * (bound - value) / (bound - low)
+                above += inside if bound >= INFINITE else inside * (bound - value) / (bound - low)
             low = bound
         return above / count
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from omni_operator.autoscale.histogram import Histogram, merge
+from omni_operator.autoscale.histogram import INFINITE, Histogram, merge
 from omni_operator.autoscale.types import Freshness, Spec, StageWindow, Window
 
 Labels = tuple[tuple[str, str], ...]
@@ -133,7 +133,7 @@ class _Difference:
         """Of all series of a family, merged bucket by bucket; replicas that are gone have no growth (T26)."""
         grouped: dict[Labels, dict[float, float]] = {}
         for labels, value in self.counter(f"{name}_bucket", keep).items():
-            bound = float(dict(labels)["le"])
+            bound = min(INFINITE, float(dict(labels)["le"]))
             grouped.setdefault(tuple(x for x in labels if x[0] != "le"), {})[bound] = value
         sums = self.counter(f"{name}_sum", keep)
         return merge(_from_cumulative(buckets, sums.get(labels, 0.0)) for labels, buckets in grouped.items())

@@ -12,6 +12,7 @@ from datetime import datetime
 
 from omni_crds.v1alpha1.conditions import Condition, ConditionStatus, ConditionType, Reason, truncate
 from omni_crds.v1alpha1.pipeline import EdgeStatus
+from omni_operator.observed import Scaling
 from omni_operator.plan.groups import GroupView
 from omni_operator.plan.model import Outcome, OutlookKind, Plan
 
@@ -30,6 +31,7 @@ class Facts:
     down: Sequence[str]  # leaders without a ready pod in the revision that should answer
     edges: Sequence[EdgeStatus]
     out_of_range: str | None
+    scaling: Scaling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,4 +203,7 @@ def connectors(facts: Facts) -> Verdict:
 def scaling(facts: Facts) -> Verdict:
     if facts.out_of_range is not None:
         return Verdict(FALSE, Reason.OUT_OF_RANGE, facts.out_of_range)
+    own = facts.scaling
+    if own is not None:
+        return Verdict(TRUE if own.ready else FALSE, own.reason, own.message)
     return Verdict(TRUE, Reason.MANUAL, "replica counts are taken from the OmniStages")

@@ -49,7 +49,7 @@ def plan_status(observed: Observed, plan: Plan, outcome: Outcome, now: datetime)
     groups, entry = _views(observed, plan)
     serving, down = _serving(observed, plan, groups)
     edges = _edges(plan.resolved, groups)
-    facts = Facts(plan, outcome, groups, entry, serving, down, edges, _out_of_range(observed, plan))
+    facts = Facts(plan, outcome, groups, entry, serving, down, edges, _out_of_range(observed, plan), observed.scaling)
     fresh = pipeline_conditions(facts, live.generation, now)
     conditions = merge_conditions(old.conditions or (), fresh)
     resolved = plan.resolved
@@ -67,6 +67,8 @@ def plan_status(observed: Observed, plan: Plan, outcome: Outcome, now: datetime)
         ttfp_milliseconds_p95=settled_ttfp(old.ttfp_milliseconds_p95, observed.ttfp_milliseconds_p95)
         if serving
         else None,
+        # A restarted operator has decided nothing yet: what was said before still stands.
+        decisions=observed.scaling.decisions if observed.scaling is not None else old.decisions,
     )
     notes = transitions(old.conditions or (), conditions)
     return StatusPlan(status.model_dump(by_alias=True, exclude_none=True, mode="json"), notes, tuple(groups))

@@ -31,6 +31,8 @@ SUBCOMMANDS: tuple[SubCommand, ...] = (
     SubCommand(
         "plan", "omni_operator.cli.plan", "app", "Resolve a pipeline file: plan, memory, cost, and whether it fits."
     ),
+    SubCommand("explain", "omni_operator.cli.scaling", "explain", "Why the stages of a pipeline have their replicas."),
+    SubCommand("replay", "omni_operator.cli.scaling", "replay_file", "Recorded scaling decisions, run again."),
     SubCommand("models", "omni_runtime.cli.models", "app", "Packaged models: list them, prepare them once."),
     SubCommand("cluster", "omni_cluster.cli", "app", "A local Kubernetes cluster: up, down, status, kubeconfig, load."),
     SubCommand("image", "omni_image.cli", "app", "Build and load the images."),

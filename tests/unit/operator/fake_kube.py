@@ -17,7 +17,7 @@ from omni_operator.kinds import DEPLOYMENT, JsonObject, Kind
 from omni_operator.kube import Listing
 
 ObjectKey = tuple[str, str, str]  # plural, namespace, name
-WRITES = ("create", "apply", "delete", "replace", "patch_status")
+WRITES = ("create", "apply", "delete", "replace", "patch_status", "scale")
 
 
 class FakeKube:
@@ -96,6 +96,17 @@ class FakeKube:
         merged = {**current.get("status", {}), **copy.deepcopy(dict(status))}
         body = {**copy.deepcopy(current), "status": {k: v for k, v in merged.items() if v is not None}}
         return self._store((kind.plural, namespace or "", name), kind, body, new=False)
+
+    async def scale(
+        self, kind: Kind, namespace: str, name: str, *, replicas: int, resource_version: str, manager: str
+    ) -> JsonObject:
+        self._record("scale", kind, name)
+        current = self._existing(kind, namespace, name)
+        if current["metadata"]["resourceVersion"] != resource_version:
+            raise Conflict("the object has been modified", 409, "Conflict")
+        body = copy.deepcopy(current)
+        body["spec"]["replicas"] = replicas
+        return self._store((kind.plural, namespace, name), kind, body, new=False)
 
     # ------------------------------------------------------------------ what tests call
     def put(self, kind: Kind, namespace: str, body: JsonObject) -> JsonObject:
