@@ -7,9 +7,13 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from omni_operator.autoscale import snapshot
 from omni_operator.autoscale.scrape import held_of, samples
-from omni_operator.autoscale.snapshot import PodTimes, Scrape, window_of
+from omni_operator.autoscale.snapshot import PodTimes, Scrape, short_name, window_of
 from omni_operator.autoscale.types import Freshness
+from omni_runtime.metrics.entry import EntryMetrics
+from omni_runtime.stages.metrics import StageMetrics
+from tests.unit.orchestrator.plans import a_plan
 
 from .builders import NAMES, a_spec
 
@@ -140,3 +144,16 @@ def test_families_that_are_not_ours_do_no_harm() -> None:
     registry = CollectorRegistry()
     Counter("python_gc", "", registry=registry).inc()
     assert "python_gc_total" in samples(generate_latest(registry).decode())
+
+
+def test_the_families_that_are_read_are_those_that_entry_and_stages_have() -> None:
+    """A family that is renamed there must not silently make the scaler blind here."""
+    entry = EntryMetrics(a_plan())
+    stage = StageMetrics(model_name="m", stage="talker", replica="r")
+    there = {short_name(family.name) for family in entry.registry.collect()}
+    assert {snapshot.TTFP, snapshot.RTF, snapshot.UNDERRUN, snapshot.SHARES, snapshot.STAGE_SECONDS} <= there
+    assert {snapshot.WAITING, snapshot.E2E} <= there
+    made = {f"{short_name(family.name)}_total" for family in stage.registry.collect()}
+    assert set(snapshot.WORK) <= made
+    shown = samples(entry.render()[0].decode())
+    assert f"{snapshot.STAGE_SECONDS}_count" in shown, "shown without traffic, or an idle entry looks blind"
