@@ -7,8 +7,8 @@ API server tests through the installed webhooks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +173,10 @@ class World:
 
     def context(self) -> Context:
         """What the cache would hold of this world. Fresh each time: a context remembers what it resolved."""
+        return replace(self._context, _resolved={})
+
+    @cached_property
+    def _context(self) -> Context:
         profiles = {p["metadata"]["name"]: OmniRuntimeProfile.model_validate(p) for p in self.profiles()}
         pipelines = {_key(p): OmniPipeline.model_validate(p) for p in self.pipelines()}
         ledger, nodes = Ledger(), Nodes()
