@@ -21,10 +21,12 @@ from omni_operator.autoscale.record import Record, append
 from omni_operator.autoscale.scrape import Scraper
 from omni_operator.autoscale.snapshot import Scrape, window_of
 from omni_operator.autoscale.target import (
+    SECOND_OWNER_SECONDS,
+    Owner,
     entry_target,
     fleet_of,
+    other_owners,
     pod_times,
-    second_owner,
     spec_of,
     stage_targets,
 )
@@ -61,6 +63,7 @@ class _Tracked:
     state: State = field(default_factory=State)
     last: Scrape | None = None
     pods: frozenset[str] = frozenset()
+    others: dict[Owner, datetime] = field(default_factory=dict)  # since when each is known
     decisions: deque[ScalingDecision] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     shown: str = ""  # the reason that the status has
     scaling: Scaling | None = None
@@ -151,7 +154,7 @@ class Autoscaler:
             append(self._record, key, Record(tracked.spec, window, tuple(fleet.values()), Limits(), now.timestamp()))
         decision, tracked.state = decide(tracked.spec, window, fleet, Limits(), tracked.state, now.timestamp())
         _measure(key, decision, window)
-        owner = second_owner(tracked.observed, tracked.spec, now)
+        owner = _lately(tracked, now)
         if owner is not None:
             said = f"{owner.manager} has set the replicas of {owner.stage}: it is left alone; set scaling.mode External to keep it so"
             return await self._say(key, tracked, decision, "SecondOwner", said, ready=False, changed=False)
@@ -221,6 +224,14 @@ class Autoscaler:
 def _said_before(observed: Observed) -> tuple[ScalingDecision, ...]:
     live = observed.pipeline_live
     return (parse_status(live.status).decisions or ()) if live is not None else ()
+
+
+def _lately(tracked: _Tracked, now: datetime) -> Owner | None:
+    """Another owner whose count was not there ten minutes ago; one that stays silent gives way."""
+    owners = other_owners(tracked.observed, tracked.spec)
+    tracked.others = {o: tracked.others.get(o, now) for o in owners}
+    recent = (o for o, since in tracked.others.items() if (now - since).total_seconds() < SECOND_OWNER_SECONDS)
+    return next(recent, None)
 
 
 def _range(spec: Spec) -> str:

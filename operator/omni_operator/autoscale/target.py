@@ -31,11 +31,11 @@ SECOND_OWNER_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who else wrote a replica count, and when."""
+    """Who else wrote a replica count."""
 
     stage: str
     manager: str
-    at: datetime
+    count: int
 
 
 def spec_of(observed: Observed, plan: ResolvedPlan) -> Spec | None:
@@ -134,20 +134,23 @@ def pod_times(observed: Observed, spec: Spec) -> tuple[PodTimes, ...]:
     return tuple(found)
 
 
-def second_owner(observed: Observed, spec: Spec, now: datetime) -> Owner | None:
-    """Whoever else wrote the count of a stage that is ours to scale, lately: an HPA, KEDA, a person (T19)."""
+def other_owners(observed: Observed, spec: Spec) -> tuple[Owner, ...]:
+    """Who else owns the count of a stage that is ours to scale: an HPA, KEDA, a person (T19).
+
+    When is not known: the API server keeps no time of a write to /scale of a custom resource.
+    """
+    found = []
     for stage in spec.stages:
         live = observed.stage_named(stage_name(observed.key.name, stage.name))
-        if stage.fixed or live is None:
+        count = current_replicas(live)
+        if stage.fixed or live is None or count is None:
             continue
         for entry in (live.live.body.get("metadata") or {}).get("managedFields") or ():
-            manager, at = str(entry.get("manager", "")), parse_time(str(entry.get("time", "")))
+            manager = str(entry.get("manager", ""))
             owns = "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
-            if not owns or manager in (AUTOSCALER_MANAGER, REPLICAS_MANAGER) or at is None:
-                continue
-            if (now - at).total_seconds() < SECOND_OWNER_SECONDS:
-                return Owner(stage.name, manager, at)
-    return None
+            if owns and manager not in (AUTOSCALER_MANAGER, REPLICAS_MANAGER):
+                found.append(Owner(stage.name, manager, count))
+    return tuple(found)
 
 
 def _address(pod: Live) -> str:

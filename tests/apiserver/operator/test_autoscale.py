@@ -1,0 +1,158 @@
+"""The autoscaler against a real API server: /scale, field ownership, and no write where nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from omni_crds.v1alpha1.conditions import Reason
+from omni_operator.autoscale.loop import Autoscaler
+from omni_operator.autoscale.scrape import Scraper, Target
+from omni_operator.autoscale.snapshot import Labels, Scrape
+from omni_operator.errors import Conflict
+from omni_operator.events import EventSink
+from omni_operator.kinds import STAGE
+from omni_operator.names import AUTOSCALER_MANAGER
+from omni_operator.observed import Key
+from tests.apiserver.kube import Refused
+from tests.apiserver.operator.harness import Site
+
+SCALING = {"minReplicas": 1, "maxReplicas": 4}
+STAGE_NAMES = ("thinker", "talker", "code2wav")
+
+
+class Played(Scraper):
+    """A pipeline of which each stage ends `rate` requests a second, and whose queue grows as the test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended, self.slow, self.waiting, self.held = 0.0, 0.0, 0.0, 0
+
+    async def scrape(self, entry: Target | None, pods: Iterable[Target], now: float) -> Scrape:
+        def stage(name: str, **more: str) -> Labels:
+            return tuple(sorted({"stage": name, **more}.items()))
+
+        late, every = self.slow, self.ended
+        families: dict[str, dict[Labels, float]] = {
+            "stage_gen_time_s_count": {stage(n): every for n in STAGE_NAMES},
+            "stage_gen_time_s_sum": {stage(n): 2.0 * every for n in STAGE_NAMES},
+            "stage_waiting_requests": {stage("talker"): self.waiting},
+            "audio_ttfp_s_bucket": {
+                stage("code2wav", le="1.0"): every - late,
+                stage("code2wav", le="10.0"): every,
+                stage("code2wav", le="+Inf"): every,
+            },
+            "audio_ttfp_s_sum": {stage("code2wav"): every + 8 * late},
+        }
+        return Scrape(now, families, {"talker": {"a": self.held}}, entry_pod="entry")
+
+
+class Scaled:
+    def __init__(self, site: Site) -> None:
+        self.site, self.scraper, self.now = site, Played(), datetime.now(UTC)
+        self.autoscaler = Autoscaler(
+            site.api, lambda: None, EventSink(site.api), clock=lambda: self.now, scraper=self.scraper
+        )
+        site.cluster.autoscaler = self.autoscaler
+
+    async def step(self, requests: int = 0, *, late: bool = False, waiting: float = 0.0, held: int = 0) -> bool:
+        self.now += timedelta(seconds=15)
+        self.scraper.ended += requests
+        self.scraper.slow += requests if late else 0
+        self.scraper.waiting, self.scraper.held = waiting, held
+        await self.look()
+        return await self.autoscaler.step(Key(self.site.namespace, "p"))
+
+    async def look(self) -> None:
+        """A reconcile as the queue does it: whoever wrote in between is read again."""
+        for _ in range(10):
+            try:
+                await self.site.reconcile()
+            except Conflict:
+                continue
+            return
+        raise AssertionError("somebody writes all the time")
+
+    def count(self, stage: str = "talker") -> int:
+        return int(self.site.get(STAGE, f"p-{stage}")["spec"]["replicas"])
+
+
+async def scaled(site: Site, **scaling: object) -> Scaled:
+    site.apply(
+        stages=[{"name": "talker", "scaling": {**SCALING, **scaling}}],
+        objectives={"ttfpMilliseconds": {"p95": 1500}, "queueDepth": {"perReplica": 4}},
+    )
+    await site.converge()
+    return Scaled(site)
+
+
+async def grow(it: Scaled) -> None:
+    for _ in range(6):
+        await it.step(40, late=True, waiting=60, held=30)
+
+
+async def test_growth_goes_through_scale_under_its_own_manager_and_is_explained(site: Site) -> None:
+    it = await scaled(site)
+    await it.step()
+    await grow(it)
+    assert 1 < it.count() <= 4 and it.count("thinker") == 1
+    managers = {
+        entry["manager"]
+        for entry in site.get(STAGE, "p-talker")["metadata"]["managedFields"]
+        if "f:replicas" in (entry.get("fieldsV1", {}).get("f:spec") or {})
+    }
+    assert AUTOSCALER_MANAGER in managers
+    await site.converge()
+    condition, decisions = site.condition("ScalingReady"), site.status()["decisions"]
+    assert (condition["status"], condition["reason"]) == ("True", Reason.AUTOSCALING)
+    grown = next(d for d in decisions if any(s["replicas"] > s["before"] for s in d["stages"]))
+    assert grown["limitingStage"] == "talker" and grown["inputs"]
+    # The count outlives every later reconcile (T12), and one with a new generation.
+    count = it.count()
+    site.apply(
+        stages=[{"name": "talker", "scaling": {**SCALING, "maxReplicas": 5}}],
+        objectives={"ttfpMilliseconds": {"p95": 1500}, "queueDepth": {"perReplica": 4}},
+    )
+    await site.converge()
+    assert it.count() == count
+
+
+async def test_steady_load_writes_nothing(site: Site) -> None:
+    it = await scaled(site)
+    for _ in range(4):
+        await it.step(3, held=1)
+    await it.look()
+    site.api.writes.clear()
+    news = [await it.step(3, held=1) for _ in range(10)]
+    assert not any(news) and site.api.writes == []
+
+
+async def test_kubectl_scale_wins_in_external_mode(site: Site) -> None:
+    it = await scaled(site, mode="External")
+    site.scale("talker", 3)
+    for _ in range(40):  # ten minutes
+        await it.step(40, late=True, waiting=60, held=30)
+    assert it.count() == 3
+    assert site.condition("ScalingReady")["reason"] == Reason.MANUAL
+
+
+async def test_whoever_scales_beside_it_is_named_and_obeyed(site: Site) -> None:
+    """T19."""
+    it = await scaled(site)
+    await it.step()
+    it.now = datetime.now(UTC)
+    site.scale("talker", 2)
+    await grow(it)
+    assert it.count() == 2
+    await it.look()
+    condition = site.condition("ScalingReady")
+    assert (condition["status"], condition["reason"]) == ("False", Reason.SECOND_OWNER)
+    assert "talker" in condition["message"]
+
+
+@pytest.mark.parametrize("mode", ["Nobody", ""])
+def test_a_mode_that_does_not_exist_is_refused(site: Site, mode: str) -> None:
+    with pytest.raises(Refused, match="Operator"):
+        site.apply(stages=[{"name": "talker", "scaling": {**SCALING, "mode": mode}}])
