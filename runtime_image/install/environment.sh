@@ -60,4 +60,4 @@ fi
 packages=$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 echo /opt/omni/app >"$packages/omni.pth"
 echo "$extra" >"$marker"
-rm -rf /root/.cache
+rm -rf "${HOME:-/nonexistent}/.cache"
