@@ -28,9 +28,9 @@ class Chart:
         self._draw = ImageDraw.Draw(self.image)
         self._x, self._y = x, y
         self._font = ImageFont.load_default(12 * SCALE)
-        self._text((LEFT, 12), title, size=15)
+        self._text((LEFT, 2), title, size=15)
         self._text((WIDTH / 2 - 40, HEIGHT - 20), labels[0])
-        self._text((8, TOP - 18), labels[1])
+        self._text((8, TOP - 14), labels[1])
 
     def _text(self, at: tuple[float, float], text: str, size: int = 12, color: tuple[int, int, int] = INK) -> None:
         self._draw.text((at[0] * SCALE, at[1] * SCALE), text, fill=color, font=ImageFont.load_default(size * SCALE))
@@ -72,7 +72,7 @@ class Chart:
 
     def save(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self.image.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS).quantize(64).save(file, optimize=True)
+        self.image.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS).save(file, optimize=True)
 
 
 def front(trace: str, table: Sequence[Row], file: Path) -> None:
