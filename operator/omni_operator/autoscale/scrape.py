@@ -15,7 +15,8 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from omni_operator.autoscale.snapshot import WORK, Labels, Scrape, short_name
-from omni_runtime.deploy.plan import ENGINE_HTTP_PORT, ENTRY_HTTP_PORT
+from omni_operator.resources.stage_pod import engine_port
+from omni_runtime.deploy.plan import ENTRY_HTTP_PORT
 
 TIMEOUT_SECONDS = 3.0
 MAX_BODY_BYTES = 4 * 1024 * 1024
@@ -55,7 +56,7 @@ class Scraper:
         """One moment of one pipeline; without an entry that answers it is blank."""
         if entry is None:
             return Scrape(now)
-        ports = [(p, stage, ENGINE_HTTP_PORT + i) for p in pods for i, stage in enumerate(p.stages)]
+        ports = [(p, stage, engine_port(i)) for p in pods for i, stage in enumerate(p.stages)]
         text, status, *answers = await asyncio.gather(
             self._get(entry.address, ENTRY_HTTP_PORT, "/metrics"),
             self._get(entry.address, ENTRY_HTTP_PORT, "/omni/status"),
@@ -84,8 +85,12 @@ class Scraper:
                 async with self._session.get(f"http://{host}:{port}{path}") as response:
                     if response.status != 200:
                         return None
-                    body = await response.content.read(MAX_BODY_BYTES)
-                    return body.decode() if response.content.at_eof() else None
+                    body = bytearray()
+                    async for chunk in response.content.iter_any():  # read(n) gives what has come, not n
+                        body += chunk
+                        if len(body) > MAX_BODY_BYTES:
+                            return None
+                    return body.decode()
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
                 return None
 
