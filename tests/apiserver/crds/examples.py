@@ -121,7 +121,7 @@ PATTERNS: dict[str, PatternExamples] = {
     HTTP_URL: PatternExamples(
         padded("http://"),
         ("http://collector:4318", "https://otel.example.com/v1"),
-        ("collector:4318", "grpc://collector:4317", "http://", "http://a b", "http://ä", "http://a\n"),
+        ("collector:4318", "grpc://collector:4317", "https://", "http://a b", "http://ä", "http://a\n"),
     ),
     TAINT_KEY: PatternExamples(
         padded(""), ("nvidia.com/gpu", "a", "node.kubernetes.io/not-ready"), ("a b", "a=b", "ä")
