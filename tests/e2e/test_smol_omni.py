@@ -216,7 +216,11 @@ def test_a_namespace_can_be_deleted_while_the_operator_is_stopped(kube: Kube, tm
     eventually(lambda: pods(kube, namespace) or None, 60, "pods of the pipeline")
     kube.read("-n", SYSTEM_NAMESPACE, "scale", "deployment/omni-operator", "--replicas=0")
     try:
-        eventually(lambda: None if pods(kube, SYSTEM_NAMESPACE) else True, 60, "no operator pod")
+        eventually(
+            lambda: None if pods(kube, SYSTEM_NAMESPACE, "app.kubernetes.io/name=omni-operator") else True,
+            60,
+            "no operator pod",
+        )
         started = time.monotonic()
         kube.read("delete", "namespace", namespace, "--timeout=120s")
         assert time.monotonic() - started < 120
