@@ -223,5 +223,9 @@ def test_a_device_that_no_node_has_is_refused_and_named(simulated: Kube, tmp_pat
         found = eventually(unplaced, 60, "PlacementFeasible=False")
         assert found["reason"] == "Unschedulable"
         assert "thinker" in found["message"] and "node" in found["message"]
-        (line,) = applied.table("omnipipelines")
-        assert (line["READY"], line["REASON"]) == ("False", "Unschedulable")
+
+        def shown() -> bool | None:
+            (line,) = applied.table("omnipipelines")
+            return True if (line["READY"], line["REASON"]) == ("False", "Unschedulable") else None
+
+        eventually(shown, 30, "kubectl get says that it is unschedulable")

@@ -12,7 +12,7 @@ from omni_runtime.topology.types import EngineKind
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]  # importing vLLM takes a while on a busy machine
 
-OURS = {"threads", "chunk_deadline_s"}  # read by the stage worker, never handed on
+OURS = {"threads", "chunk_deadline_s", "tap"}  # read by the stage worker or our engine, never handed on
 
 
 @pytest.fixture(scope="module")
