@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -23,6 +24,11 @@ def small_node(site: Site) -> Iterator[str]:
     ready = {"type": "Ready", "status": "True", "reason": "Test", "message": "", "lastTransitionTime": None}
     status = {"status": {"allocatable": amounts, "capacity": amounts, "conditions": [ready]}}
     site.test.request("PATCH", f"/api/v1/nodes/{name}/status", status, content_type=MERGE)
+    # A new node is tainted as not ready until the controller manager has seen that it is.
+    deadline = time.monotonic() + 30
+    while taints := site.test.request("GET", f"/api/v1/nodes/{name}")["spec"].get("taints"):
+        assert time.monotonic() < deadline, f"still tainted: {taints}"
+        time.sleep(0.1)
     yield name
     site.test.request("DELETE", f"/api/v1/nodes/{name}")
 
