@@ -8,6 +8,7 @@ target is 70 % of it, Knative's default utilisation; they do not have to learn i
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -50,14 +51,15 @@ class PerStage:
         return [s.desired(view.now, x) for s, x in zip(self._scalers, view.stages, strict=True)]
 
 
-class StageScaler:
+class StageScaler(ABC):
     interval = 15.0
 
     def __init__(self, stage: int) -> None:
         self.stage = stage
 
+    @abstractmethod
     def desired(self, now: float, seen: StageView) -> int:
-        raise NotImplementedError
+        """Replicas wanted now."""
 
 
 class Hpa(StageScaler):

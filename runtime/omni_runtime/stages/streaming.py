@@ -3,15 +3,15 @@ ends with its last chunk. How a chunk becomes audio is the subclass's matter."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from omni_runtime.protocol.payload import Payload
-from omni_runtime.stages.engine import AudioOut, Done, EngineStats, StageOutput, StageRequest, Started
-from omni_runtime.stages.turns import Turns
+from omni_runtime.stages.engine import AudioOut, Done, StageOutput, StageRequest, Started
+from omni_runtime.stages.turns import TurnEngine
 
 State = TypeVar("State")
 
@@ -30,15 +30,15 @@ class Incoming(Generic[State]):
 Turn = tuple[Incoming[State], Payload]
 
 
-class StreamingDecoder(ABC, Generic[State]):
+class StreamingDecoder(TurnEngine[Incoming[State]], Generic[State]):
     """A StageEngine without `load`. capacity: of the stage; batch: requests that one step decodes together.
 
     Requests take turns: whoever was served goes behind the others (R32).
     """
 
     def __init__(self, *, capacity: int, batch: int) -> None:
-        self._capacity, self._batch = capacity, batch
-        self._requests: Turns[Incoming[State]] = Turns()
+        super().__init__(capacity)
+        self._batch = batch
 
     @abstractmethod
     def begin(self, request: StageRequest) -> State:
@@ -62,26 +62,6 @@ class StreamingDecoder(ABC, Generic[State]):
         if incoming is not None:
             incoming.chunks.extend(self.pieces(payload))
             self._requests.wake()
-
-    def poll(self, timeout_s: float) -> Sequence[StageOutput]:
-        outputs = self._work()
-        if not outputs and timeout_s > 0:
-            self._requests.wait(timeout_s)
-            outputs = self._work()
-        return outputs
-
-    def wake(self) -> None:
-        self._requests.wake()
-
-    def abort(self, request: str) -> None:
-        self._requests.remove(request)
-
-    def health(self) -> str | None:
-        return None
-
-    def stats(self) -> EngineStats:
-        waiting = sum(1 for _, incoming in self._requests if not incoming.started)
-        return EngineStats(waiting=waiting, running=len(self._requests) - waiting, capacity=self._capacity)
 
     def close(self) -> None:
         for request, _ in self._requests:

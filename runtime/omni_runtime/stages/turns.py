@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from typing import Generic, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from omni_runtime.errors import InvalidRequest
+from omni_runtime.stages.engine import EngineStats, StageOutput
+
+
+class Begun(Protocol):
+    """What a request's state says of itself: whether the engine has taken it out of its queue."""
+
+    started: bool
+
 
 State = TypeVar("State")
+BegunState = TypeVar("BegunState", bound=Begun)
 
 
 class Turns(Generic[State]):
@@ -48,3 +58,35 @@ class Turns(Generic[State]):
     def wait(self, timeout_s: float) -> None:
         self._awake.wait(timeout_s)
         self._awake.clear()
+
+
+class TurnEngine(ABC, Generic[BegunState]):
+    """The part of a StageEngine that is the same wherever requests take turns in one thread."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._requests: Turns[BegunState] = Turns()
+
+    @abstractmethod
+    def _work(self) -> list[StageOutput]:
+        """What can be computed now; empty when every request waits for its upstream."""
+
+    def poll(self, timeout_s: float) -> Sequence[StageOutput]:
+        outputs = self._work()
+        if not outputs and timeout_s > 0:
+            self._requests.wait(timeout_s)
+            outputs = self._work()
+        return outputs
+
+    def wake(self) -> None:
+        self._requests.wake()
+
+    def abort(self, request: str) -> None:
+        self._requests.remove(request)
+
+    def health(self) -> str | None:
+        return None
+
+    def stats(self) -> EngineStats:
+        waiting = sum(1 for _, state in self._requests if not state.started)
+        return EngineStats(waiting=waiting, running=len(self._requests) - waiting, capacity=self._capacity)

@@ -6,7 +6,6 @@ A frame is 12.5 ms: five spectra of 601 bins and f0. A phrase is one run of the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +16,8 @@ from omni_runtime.protocol.payload import Payload
 from omni_runtime.serving.params import StageParams, from_map
 from omni_runtime.stages.chunks import ChunkPlanner, ChunkPolicy
 from omni_runtime.stages.context import EngineContext
-from omni_runtime.stages.engine import Done, EdgeOut, EngineStats, StageOutput, StageRequest, Started
-from omni_runtime.stages.turns import Turns
+from omni_runtime.stages.engine import Done, EdgeOut, StageOutput, StageRequest, Started
+from omni_runtime.stages.turns import TurnEngine
 
 SPECTRA = ("lh", "th", "ln", "lr", "phi")  # log harmonic, its phase, log noise, log residual, its phase
 DEFAULT_VOICE = "heart"
@@ -51,7 +50,7 @@ class _Speaking:
     characters: int = 0
 
 
-class HibariAcousticEngine:
+class HibariAcousticEngine(TurnEngine[_Speaking]):
     """One ONNX session; phrases are served round-robin over the requests."""
 
     def __init__(self, context: EngineContext) -> None:
@@ -61,12 +60,11 @@ class HibariAcousticEngine:
         self._threads = options.integer("threads", 1, minimum=1)
         options.integer("seed", 0)
         options.reject_unknown()
-        self._capacity = context.stage.max_concurrency
+        super().__init__(context.stage.max_concurrency)
         (edge,) = context.outputs
         self._edge = edge
         self._chunks = ChunkPolicy.of(edge)
         self._net: Any = None
-        self._requests: Turns[_Speaking] = Turns()
 
     def load(self) -> None:
         from hibari import Hibari
@@ -106,30 +104,10 @@ class HibariAcousticEngine:
         if state is not None:
             state.chunks.feedback(waiting)
 
-    def poll(self, timeout_s: float) -> Sequence[StageOutput]:
-        outputs = self._step()
-        if not outputs and timeout_s > 0:
-            self._requests.wait(timeout_s)
-            outputs = self._step()
-        return outputs
-
-    def wake(self) -> None:
-        self._requests.wake()
-
-    def abort(self, request: str) -> None:
-        self._requests.remove(request)
-
-    def health(self) -> str | None:
-        return None
-
-    def stats(self) -> EngineStats:
-        waiting = sum(1 for _, s in self._requests if not s.started)
-        return EngineStats(waiting=waiting, running=len(self._requests) - waiting, capacity=self._capacity)
-
     def close(self) -> None:
         self._net = None
 
-    def _step(self) -> list[StageOutput]:
+    def _work(self) -> list[StageOutput]:
         for request, state in self._requests:
             if state.segments:
                 outputs = self._speak(request, state, state.segments.popleft())
