@@ -6,7 +6,8 @@ The text goes straight to the stage that speaks text; the thinker has no part in
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -54,7 +55,8 @@ async def create_speech(request: Request) -> Response:
     log.debug("request.accepted", id=handle.request, surface="speech", stream=speech.streamed or "no")
     if speech.streamed is None:
         return await _whole(speech, await collect(request, handle))
-    opened = await begin(request, handle)
+    with breaks_counted(context.speech_streams):
+        opened = await begin(request, handle)
     outputs = counted(opened.outputs(), context.speech_streams)
     if speech.streamed == "sse":
         return RequestStream(handle, _events(speech, outputs))
@@ -140,9 +142,17 @@ def _rate_header(opened: Opened) -> dict[str, str]:
 
 async def counted(outputs: AsyncIterator[Output], streams: SpeechStreams) -> AsyncIterator[Output]:
     """The same outputs; how they end is counted."""
-    try:
+    with breaks_counted(streams):
         async for output in outputs:
             yield output
+    streams.speech_stream_completed()
+
+
+@contextmanager
+def breaks_counted(streams: SpeechStreams) -> Iterator[None]:
+    """Around what opens a stream and what reads it: whoever leaves before the first sound has left too."""
+    try:
+        yield
     except StreamClosed:
         streams.speech_stream_aborted("cancelled")
         raise
@@ -153,7 +163,6 @@ async def counted(outputs: AsyncIterator[Output], streams: SpeechStreams) -> Asy
     except BaseException:  # whoever reads has stopped reading
         streams.speech_stream_aborted("closed")
         raise
-    streams.speech_stream_completed()
 
 
 async def _raw(speech: SpeechRequest, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:

@@ -262,8 +262,9 @@ async def test_disconnect_aborts_everywhere(speaking: Server, stream_format: str
     assert all(f.aborts for f in fakes)
 
 
-async def test_streams_are_counted_by_how_they_end(speaking: Server) -> None:
-    """vllm_omni:speech_stream_completed and _aborted."""
+@pytest.mark.parametrize("heard", [0, 2])
+async def test_streams_are_counted_by_how_they_end(speaking: Server, heard: int) -> None:
+    """vllm_omni:speech_stream_completed and _aborted: also of a client that leaves before the first sound."""
 
     def breaking(request: str) -> list[control.StageMessage]:
         return [
@@ -275,7 +276,7 @@ async def test_streams_are_counted_by_how_they_end(speaking: Server) -> None:
     await speaking.speech(stream=True, response_format="pcm")
     code2wav.script = breaking
     await speaking.speech(stream=True, response_format="pcm")
-    code2wav.script, code2wav.hold_after = None, 2
+    code2wav.script, code2wav.hold_after = None, heard
     left = asyncio.Event()
     body = {"input": "hello", "response_format": "pcm", "stream": True}
     asking = asyncio.create_task(speaking.post_and_leave("/v1/audio/speech", body, left))
