@@ -12,15 +12,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 from omni_runtime.deploy.plan import ResolvedPlan
 from omni_runtime.metrics.shares import ttfp_shares
-from omni_runtime.orchestrator.state import (
-    AudioPiece,
-    ReplicaId,
-    RequestId,
-    RequestState,
-    StageName,
-    StageRecord,
-    StageUsage,
-)
+from omni_runtime.orchestrator.state import RequestState, StageRecord
+from omni_runtime.orchestrator.values import AudioPiece, ReplicaId, RequestId, StageName, StageUsage
 from omni_runtime.topology.graph import ancestors
 from omni_runtime.topology.types import Modality
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from omni_runtime.orchestrator.state import Instant, RequestState, StageName
+from omni_runtime.orchestrator.state import RequestState
+from omni_runtime.orchestrator.values import Instant, StageName
 
 ENTRY = "entry"
 

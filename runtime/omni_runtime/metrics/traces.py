@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from omni_runtime.errors import OmniError
 from omni_runtime.logs import get_logger
-from omni_runtime.orchestrator.state import Instant, RequestState, StagePhase, StageRecord
+from omni_runtime.orchestrator.state import RequestState, StagePhase, StageRecord
+from omni_runtime.orchestrator.values import Instant
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from omni_runtime.deploy.plan import EntryPlan
 from omni_runtime.errors import QueueFull, StageUnavailable
-from omni_runtime.orchestrator.state import RequestId, RequestSpec, StageName
+from omni_runtime.orchestrator.spec import RequestSpec
+from omni_runtime.orchestrator.values import RequestId, StageName
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ of (finished, failed, aborted, lost) or told to abort, exactly once; if the requ
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from omni_runtime.errors import (
     DeadlineExceeded,
@@ -18,44 +18,38 @@ from omni_runtime.errors import (
     StageUnavailable,
     UpstreamLost,
 )
-from omni_runtime.orchestrator.state import (
-    LIVE,
-    UNSETTLED,
+from omni_runtime.orchestrator.actions import (
     AbortStage,
     Action,
-    Bound,
     Cancelled,
-    CancelRequested,
     Complete,
-    DeadlinePassed,
     Emit,
     EmitStageEnd,
-    Event,
     Fail,
     Forget,
-    InputOverdue,
-    Instant,
-    Phase,
-    PieceArrived,
-    Rejected,
     ReleaseStage,
     Replay,
+    StartSettling,
+    SubmitStage,
+    Terminal,
+)
+from omni_runtime.orchestrator.events import (
+    Bound,
+    CancelRequested,
+    DeadlinePassed,
+    Event,
+    InputOverdue,
+    PieceArrived,
+    Rejected,
     ReplicaGone,
-    ReplicaId,
-    RequestState,
     SettleExpired,
     StageAborted,
     StageFailed,
     StageFinished,
-    StageName,
-    StagePhase,
-    StageRecord,
     StageStarted,
-    StartSettling,
-    SubmitStage,
-    Terminal,
-    TextPiece,
 )
+from omni_runtime.orchestrator.state import LIVE, UNSETTLED, Phase, RequestState, StagePhase, StageRecord
+from omni_runtime.orchestrator.values import Instant, ReplicaId, StageName, TextPiece
 from omni_runtime.topology.types import Modality
 
 # Losses of a replica, or of the way to it: another one may do better. A stage that failed would fail again.

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from omni_runtime.orchestrator.calls import Call, RequestHandle
+from omni_runtime.orchestrator.events import Event, InputOverdue
 from omni_runtime.orchestrator.inputs import TextInput
-from omni_runtime.orchestrator.state import Event, InputOverdue, RequestId, RequestState
+from omni_runtime.orchestrator.state import RequestState
+from omni_runtime.orchestrator.values import RequestId
 
 Dispatch = Callable[[RequestId, Event], None]
 

@@ -8,18 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from omni_runtime.errors import StreamClosed
-from omni_runtime.orchestrator.state import (
-    AudioPiece,
-    Cancelled,
-    Complete,
-    Emit,
-    EmitStageEnd,
-    Fail,
-    Instant,
-    RequestId,
-    StageName,
-    TextPiece,
-)
+from omni_runtime.orchestrator.actions import Cancelled, Complete, Emit, EmitStageEnd, Fail
+from omni_runtime.orchestrator.values import AudioPiece, Instant, RequestId, StageName, TextPiece
 from omni_runtime.serving.params import StageParams
 from omni_runtime.topology.types import Modality
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_runtime.errors import InvalidRequest
-from omni_runtime.orchestrator.state import RequestId
+from omni_runtime.orchestrator.values import RequestId
 from omni_runtime.protocol import control
 
 MAX_TEXT_CHARACTERS = 1_000_000

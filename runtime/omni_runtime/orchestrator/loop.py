@@ -13,9 +13,25 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
+from msgspec import structs
+
 from omni_runtime.deploy.plan import ResolvedPlan
 from omni_runtime.errors import InvalidRequest, OmniError, StageUnavailable
 from omni_runtime.logs import get_logger
+from omni_runtime.orchestrator.actions import (
+    AbortStage,
+    Action,
+    Cancelled,
+    Complete,
+    Emit,
+    EmitStageEnd,
+    Fail,
+    Forget,
+    ReleaseStage,
+    Replay,
+    StartSettling,
+    SubmitStage,
+)
 from omni_runtime.orchestrator.administration import Administration
 from omni_runtime.orchestrator.admission import (
     AdmissionRules,
@@ -27,6 +43,15 @@ from omni_runtime.orchestrator.admission import (
 from omni_runtime.orchestrator.advance import advance
 from omni_runtime.orchestrator.attempt import Attempt
 from omni_runtime.orchestrator.calls import Call, RequestHandle
+from omni_runtime.orchestrator.events import (
+    Bound,
+    CancelRequested,
+    DeadlinePassed,
+    Event,
+    Rejected,
+    ReplicaGone,
+    SettleExpired,
+)
 from omni_runtime.orchestrator.inputs import text_input_of
 from omni_runtime.orchestrator.messages import build_submit
 from omni_runtime.orchestrator.observer import Observer, SilentObserver, Tracer
@@ -35,36 +60,10 @@ from omni_runtime.orchestrator.queue import RequestQueue
 from omni_runtime.orchestrator.recent import Recent
 from omni_runtime.orchestrator.replicas import ReplicaSide
 from omni_runtime.orchestrator.routing import POLICIES
-from omni_runtime.orchestrator.state import (
-    LIVE,
-    AbortStage,
-    Action,
-    AudioPiece,
-    Bound,
-    Cancelled,
-    CancelRequested,
-    Complete,
-    DeadlinePassed,
-    Emit,
-    EmitStageEnd,
-    Event,
-    Fail,
-    Forget,
-    Rejected,
-    ReleaseStage,
-    Replay,
-    ReplicaGone,
-    RequestId,
-    RequestState,
-    SettleExpired,
-    StageName,
-    StageRecord,
-    StartSettling,
-    SubmitStage,
-    build_request_spec,
-    next_attempt,
-)
+from omni_runtime.orchestrator.spec import build_request_spec
+from omni_runtime.orchestrator.state import LIVE, RequestState, StageRecord, next_attempt
 from omni_runtime.orchestrator.status import Counts, OrchestratorStatus, observe_status
+from omni_runtime.orchestrator.values import AudioPiece, RequestId, StageName
 from omni_runtime.protocol import control
 from omni_runtime.protocol.channels import Channels
 
@@ -182,7 +181,7 @@ class Orchestrator:
             start=call.start_stage,
             tenant=call.tenant,
         )
-        spec = replace(spec, label=call.label, trace_parent=call.trace_parent)
+        spec = structs.replace(spec, label=call.label, trace_parent=call.trace_parent)
         text = text_input_of(call.inputs)
         if spec.text_edge and text is None:
             raise InvalidRequest(f"input: stage {spec.start} takes plain text, not messages; send text")

@@ -8,19 +8,14 @@ from typing import Any
 from omni_runtime.deploy.plan import ResolvedPlan
 from omni_runtime.errors import OmniError, by_code
 from omni_runtime.orchestrator.calls import Call
-from omni_runtime.orchestrator.state import (
+from omni_runtime.orchestrator.events import Event, PieceArrived, StageAborted, StageFailed, StageFinished, StageStarted
+from omni_runtime.orchestrator.state import RequestState
+from omni_runtime.orchestrator.values import (
     AudioPiece,
     CodesPiece,
-    Event,
     Instant,
-    PieceArrived,
     ReplicaId,
-    RequestState,
-    StageAborted,
-    StageFailed,
-    StageFinished,
     StageName,
-    StageStarted,
     StageUsage,
     TextPiece,
 )

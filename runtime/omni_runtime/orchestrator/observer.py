@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from omni_runtime.orchestrator.state import AudioPiece, ReplicaId, RequestState, StageName, StageRecord, StageUsage
+from omni_runtime.orchestrator.state import RequestState, StageRecord
+from omni_runtime.orchestrator.values import AudioPiece, ReplicaId, StageName, StageUsage
 
 
 class Observer(Protocol):

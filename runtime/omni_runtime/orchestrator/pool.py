@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from omni_runtime.orchestrator.state import Instant, ReplicaId, RequestId, StageName
+from omni_runtime.orchestrator.values import Instant, ReplicaId, RequestId, StageName
 from omni_runtime.protocol.control import Heartbeat, Hello, StageLoad
 
 FORGOTTEN_BEATS = 3

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from omni_runtime.orchestrator.roster import Member, Roster
-from omni_runtime.orchestrator.state import ReplicaId, StageName
+from omni_runtime.orchestrator.values import ReplicaId, StageName
 from omni_runtime.protocol import control
 
 Send = Callable[[StageName, ReplicaId, control.OrchestratorMessage], bool]

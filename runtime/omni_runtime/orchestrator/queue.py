@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from omni_runtime.orchestrator.admission import AdmissionRules, Overloaded
-from omni_runtime.orchestrator.state import RequestId, RequestSpec, StageName
+from omni_runtime.orchestrator.spec import RequestSpec
+from omni_runtime.orchestrator.values import RequestId, StageName
 
 T = TypeVar("T")
 

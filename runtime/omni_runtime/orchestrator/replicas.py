@@ -11,12 +11,14 @@ from typing import Protocol
 
 from omni_runtime.deploy.plan import ResolvedPlan
 from omni_runtime.errors import UpstreamLost
+from omni_runtime.orchestrator.events import Event, ReplicaGone
 from omni_runtime.orchestrator.messages import event_of
 from omni_runtime.orchestrator.observer import Observer
 from omni_runtime.orchestrator.pool import LivenessRules, LostReplica, Policy
 from omni_runtime.orchestrator.power import PowerSwitch
 from omni_runtime.orchestrator.roster import Roster
-from omni_runtime.orchestrator.state import Event, ReplicaGone, ReplicaId, RequestId, StageName, StageRecord
+from omni_runtime.orchestrator.state import StageRecord
+from omni_runtime.orchestrator.values import ReplicaId, RequestId, StageName
 from omni_runtime.orchestrator.wire import ControlSocket
 from omni_runtime.protocol import control
 from omni_runtime.protocol.channels import Channels

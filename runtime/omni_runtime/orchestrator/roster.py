@@ -13,7 +13,7 @@ from omni_runtime.logs import get_logger
 from omni_runtime.orchestrator.observer import Observer
 from omni_runtime.orchestrator.pool import LivenessRules, LostReplica, Policy, Replica, StagePool
 from omni_runtime.orchestrator.registration import refusal_of
-from omni_runtime.orchestrator.state import Instant, ReplicaId, RequestId, StageName
+from omni_runtime.orchestrator.values import Instant, ReplicaId, RequestId, StageName
 from omni_runtime.protocol import control
 
 log = get_logger(__name__)

@@ -9,7 +9,7 @@ import msgspec
 
 from omni_runtime.deploy.plan import ResolvedPlan
 from omni_runtime.orchestrator.pool import ReplicaState, StagePool
-from omni_runtime.orchestrator.state import Instant
+from omni_runtime.orchestrator.values import Instant
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, rename="camel"):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from omni_runtime.orchestrator.actions import Emit, EmitStageEnd
 from omni_runtime.orchestrator.calls import Output
-from omni_runtime.orchestrator.state import AudioPiece, CodesPiece, Emit, EmitStageEnd, TextPiece
+from omni_runtime.orchestrator.values import AudioPiece, CodesPiece, TextPiece
 
 
 class Collected:

@@ -14,8 +14,9 @@ from fastapi.responses import Response
 
 from omni_runtime.errors import InvalidRequest, OmniError
 from omni_runtime.logs import get_logger
+from omni_runtime.orchestrator.actions import Emit
 from omni_runtime.orchestrator.calls import Output
-from omni_runtime.orchestrator.state import Emit, TextPiece
+from omni_runtime.orchestrator.values import TextPiece
 from omni_runtime.serving.body import body_schema, parse_body, read_body
 from omni_runtime.serving.calls import build_call, check_modalities, check_model, sampling_params
 from omni_runtime.serving.collect import Collected

@@ -11,8 +11,9 @@ from fastapi.responses import Response
 
 from omni_runtime.errors import OmniError
 from omni_runtime.logs import get_logger
+from omni_runtime.orchestrator.actions import Emit
 from omni_runtime.orchestrator.calls import Call, Output
-from omni_runtime.orchestrator.state import AudioPiece, Emit, TextPiece
+from omni_runtime.orchestrator.values import AudioPiece, TextPiece
 from omni_runtime.serving.audio import StreamEncoder, encode_whole
 from omni_runtime.serving.body import body_schema, parse_body, read_body
 from omni_runtime.serving.calls import (

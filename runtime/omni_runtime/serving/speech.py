@@ -24,8 +24,9 @@ from omni_runtime.errors import (
     UpstreamLost,
 )
 from omni_runtime.logs import get_logger
+from omni_runtime.orchestrator.actions import Emit
 from omni_runtime.orchestrator.calls import Call, Output
-from omni_runtime.orchestrator.state import AudioPiece, Emit
+from omni_runtime.orchestrator.values import AudioPiece
 from omni_runtime.serving.audio import DEFAULT_SAMPLE_RATE, MEDIA_TYPES, StreamEncoder, encode_whole
 from omni_runtime.serving.body import body_schema, parse_body, read_body
 from omni_runtime.serving.calls import build_call, check_model, check_voice

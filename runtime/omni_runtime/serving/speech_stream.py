@@ -17,8 +17,9 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from omni_runtime.errors import InvalidRequest, OmniError
 from omni_runtime.logs import get_logger
+from omni_runtime.orchestrator.actions import Emit
 from omni_runtime.orchestrator.calls import CLIENT_DISCONNECT, SLOW_CLIENT, RequestHandle
-from omni_runtime.orchestrator.state import AudioPiece, Emit
+from omni_runtime.orchestrator.values import AudioPiece
 from omni_runtime.serving.audio import encode_whole, pcm16
 from omni_runtime.serving.body import parse_fields
 from omni_runtime.serving.collect import Collected

@@ -12,8 +12,9 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from omni_runtime.errors import OmniError
+from omni_runtime.orchestrator.actions import Emit
 from omni_runtime.orchestrator.calls import CLIENT_DISCONNECT, SLOW_CLIENT, Output, RequestHandle
-from omni_runtime.orchestrator.state import CodesPiece, Emit
+from omni_runtime.orchestrator.values import CodesPiece
 from omni_runtime.serving.collect import Collected
 from omni_runtime.serving.send_deadline import SlowClient
 

@@ -5,15 +5,9 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from omni_runtime.metrics.entry import SERIES_SECONDS, EntryMetrics
-from omni_runtime.orchestrator.state import (
-    AudioPiece,
-    Phase,
-    RequestId,
-    RequestState,
-    StagePhase,
-    StageRecord,
-    build_request_spec,
-)
+from omni_runtime.orchestrator.spec import build_request_spec
+from omni_runtime.orchestrator.state import Phase, RequestState, StagePhase, StageRecord
+from omni_runtime.orchestrator.values import AudioPiece, RequestId
 from omni_runtime.topology.types import Modality
 from tests.unit.orchestrator.plans import a_plan
 

@@ -8,13 +8,10 @@ from hypothesis import strategies as st
 
 from omni_runtime.metrics.shares import Component, Share, ttfp_shares
 from omni_runtime.orchestrator.advance import advance
-from omni_runtime.orchestrator.state import (
-    Bound,
-    RequestId,
-    RequestState,
-    StageStarted,
-    build_request_spec,
-)
+from omni_runtime.orchestrator.events import Bound, StageStarted
+from omni_runtime.orchestrator.spec import build_request_spec
+from omni_runtime.orchestrator.state import RequestState
+from omni_runtime.orchestrator.values import RequestId
 from omni_runtime.topology.types import Modality
 from tests.unit.orchestrator.plans import a_plan
 

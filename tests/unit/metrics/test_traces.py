@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
@@ -17,7 +18,9 @@ from opentelemetry.trace import StatusCode
 from omni_runtime.errors import ReplicaLost
 from omni_runtime.metrics.traces import RequestTracer, TracesUnavailable, build_tracer, tracer_for, traces_wanted
 from omni_runtime.orchestrator.admission import AdmissionRules
-from omni_runtime.orchestrator.state import RequestId, RequestState, build_request_spec
+from omni_runtime.orchestrator.spec import build_request_spec
+from omni_runtime.orchestrator.state import RequestState
+from omni_runtime.orchestrator.values import RequestId
 from omni_runtime.topology.types import Modality
 from tests.unit.orchestrator.conftest import Rig, a_call, all_outputs, rig  # noqa: F401 - a fixture
 from tests.unit.orchestrator.plans import a_plan
@@ -120,7 +123,7 @@ def test_a_collector_that_does_not_answer_holds_nothing_up() -> None:
 def test_a_trace_that_cannot_be_made_fails_no_request() -> None:
     tracer, exporter = a_tracer()
     spec = build_request_spec(a_plan(), RequestId("r"), frozenset({Modality.TEXT}))
-    broken = RequestState(replace(spec, modalities=None), queued_at=0.0)  # type: ignore[arg-type]
+    broken = RequestState(structs.replace(spec, modalities=None), queued_at=0.0)  # type: ignore[arg-type]
     tracer.request_ended(broken, "success", "stop", now=1.0)
     assert not exporter.get_finished_spans()
 

@@ -11,43 +11,38 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from omni_runtime.errors import EngineError, ReplicaLost, StageUnavailable, UpstreamLost
-from omni_runtime.orchestrator.advance import advance
-from omni_runtime.orchestrator.state import (
-    UNSETTLED,
+from omni_runtime.orchestrator.actions import (
     AbortStage,
     Action,
-    AudioPiece,
-    Bound,
     Cancelled,
-    CancelRequested,
     Complete,
-    DeadlinePassed,
     Emit,
     EmitStageEnd,
-    Event,
     Fail,
     Forget,
-    Phase,
-    PieceArrived,
-    Rejected,
     ReleaseStage,
     Replay,
+    StartSettling,
+    SubmitStage,
+)
+from omni_runtime.orchestrator.advance import advance
+from omni_runtime.orchestrator.events import (
+    Bound,
+    CancelRequested,
+    DeadlinePassed,
+    Event,
+    PieceArrived,
+    Rejected,
     ReplicaGone,
-    RequestId,
-    RequestState,
     SettleExpired,
     StageAborted,
     StageFailed,
     StageFinished,
-    StagePhase,
     StageStarted,
-    StageUsage,
-    StartSettling,
-    SubmitStage,
-    TextPiece,
-    build_request_spec,
-    next_attempt,
 )
+from omni_runtime.orchestrator.spec import build_request_spec
+from omni_runtime.orchestrator.state import UNSETTLED, Phase, RequestState, StagePhase, next_attempt
+from omni_runtime.orchestrator.values import AudioPiece, RequestId, StageUsage, TextPiece
 from omni_runtime.topology.types import Modality
 from tests.unit.orchestrator.plans import a_plan
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from omni_runtime.errors import OmniError
+from omni_runtime.orchestrator.actions import Emit, EmitStageEnd
 from omni_runtime.orchestrator.admission import AdmissionRules
-from omni_runtime.orchestrator.state import AudioPiece, Emit, EmitStageEnd, TextPiece
+from omni_runtime.orchestrator.values import AudioPiece, TextPiece
 from omni_runtime.topology.types import Modality, PayloadContract
 from tests.unit.orchestrator.conftest import Rig, eventually
 from tests.unit.orchestrator.fake_stage import FakeStage

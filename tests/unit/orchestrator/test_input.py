@@ -13,7 +13,8 @@ import pytest
 from omni_runtime.errors import InputTimeout, InvalidRequest, ReplicaLost, StreamClosed
 from omni_runtime.orchestrator.calls import Call
 from omni_runtime.orchestrator.inputs import MAX_TEXT_CHARACTERS, TextInput
-from omni_runtime.orchestrator.state import RequestId, build_request_spec
+from omni_runtime.orchestrator.spec import build_request_spec
+from omni_runtime.orchestrator.values import RequestId
 from omni_runtime.serving.params import StageParams
 from omni_runtime.topology.types import Modality, PayloadContract
 from tests.unit.orchestrator.conftest import Rig, all_outputs, eventually

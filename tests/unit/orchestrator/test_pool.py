@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from omni_runtime.orchestrator.admission import plan_admissions, unavailable
 from omni_runtime.orchestrator.pool import Ask, LivenessRules, Policy, Replica, StagePool
 from omni_runtime.orchestrator.routing import POLICIES, least_queue, power_of_two, round_robin, session_affine
-from omni_runtime.orchestrator.state import RequestId, RequestSpec, build_request_spec
+from omni_runtime.orchestrator.spec import RequestSpec, build_request_spec
+from omni_runtime.orchestrator.values import RequestId
 from omni_runtime.protocol.control import Heartbeat, Hello, StageLoad
 from omni_runtime.topology.types import Modality
 from tests.unit.orchestrator.plans import a_plan

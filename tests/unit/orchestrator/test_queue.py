@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from omni_runtime.orchestrator.admission import AdmissionRules, plan_admissions
 from omni_runtime.orchestrator.queue import RequestQueue
-from omni_runtime.orchestrator.state import RequestId, RequestSpec, build_request_spec
+from omni_runtime.orchestrator.spec import RequestSpec, build_request_spec
+from omni_runtime.orchestrator.values import RequestId
 from omni_runtime.topology.types import Modality
 from tests.unit.orchestrator.plans import a_plan
 

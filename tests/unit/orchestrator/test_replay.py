@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from omni_runtime.errors import ReplicaLost, StreamClosed
+from omni_runtime.orchestrator.actions import Emit, EmitStageEnd
 from omni_runtime.orchestrator.admission import AdmissionRules
-from omni_runtime.orchestrator.state import AudioPiece, Emit, EmitStageEnd, TextPiece
+from omni_runtime.orchestrator.values import AudioPiece, TextPiece
 from omni_runtime.protocol import control
 from omni_runtime.topology.types import PayloadContract
 from tests.unit.orchestrator.conftest import Rig, a_call, all_outputs, eventually

@@ -8,8 +8,9 @@ import struct
 import pytest
 
 from omni_runtime.errors import DeadlineExceeded, EngineError, QueueFull, ReplicaLost, StageUnavailable, StreamClosed
+from omni_runtime.orchestrator.actions import Emit, EmitStageEnd
 from omni_runtime.orchestrator.routing import round_robin
-from omni_runtime.orchestrator.state import AudioPiece, CodesPiece, Emit, EmitStageEnd, TextPiece
+from omni_runtime.orchestrator.values import AudioPiece, CodesPiece, TextPiece
 from omni_runtime.protocol import control
 from tests.unit.orchestrator.conftest import Rig, a_call, all_outputs, eventually
 from tests.unit.orchestrator.fake_stage import talker_script
