@@ -5,9 +5,11 @@ The worker owns sockets, clocks and deadlines; an engine only computes. All call
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
+
+from prometheus_client import Metric
 
 from omni_runtime.protocol.payload import Payload
 
@@ -120,6 +122,14 @@ class PacedEngine(Protocol):
 
     def taken(self, request: str, edge: str, waiting: int) -> None:
         """The consumer has taken a chunk of this edge; `waiting` others are made and wait for it."""
+
+
+@runtime_checkable
+class MeasuredEngine(Protocol):
+    """What an engine has beyond StageEngine if its library counts for itself."""
+
+    def families(self) -> Iterable[Metric]:
+        """As the library names and labels them. Thread-safe."""
 
 
 @runtime_checkable

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.registry import Collector
 
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -56,6 +58,26 @@ class StageMetrics:
 
     def ended(self, result: str) -> None:
         self.finished.labels(**self._values, result=result).inc()
+
+    def show(self, families: Callable[[], Iterable[Metric]]) -> None:
+        """An engine's own families, with this process's labels."""
+        self.registry.register(_Relabelled(families, self._values))
+
+
+class _Relabelled(Collector):
+    """`engine`, a number that is 0 in every process, gives way to what tells the processes apart."""
+
+    def __init__(self, families: Callable[[], Iterable[Metric]], values: dict[str, str]) -> None:
+        self._families = families
+        self._values = values
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._families():
+            named = Metric(family.name, family.documentation, family.type, family.unit)
+            for sample in family.samples:
+                labels = {name: value for name, value in sample.labels.items() if name != "engine"}
+                named.samples.append(sample._replace(labels=labels | self._values))
+            yield named
 
 
 def peak_memory_mb() -> float:

@@ -63,7 +63,6 @@ def engine_arguments(context: EngineContext, options: dict[str, str], *, tap: Ta
         "tensor_parallel_size": context.stage.tensor_parallel,
         "pipeline_parallel_size": context.stage.pipeline_parallel,
         "enable_log_requests": False,
-        "disable_log_stats": True,
         "mm_processor_cache_gb": 0,  # parts of a chat are rarely sent twice, and the cache is per process
     }
     if context.stage.device.resource_name is None:

@@ -11,12 +11,13 @@ import contextlib
 import os
 import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from prometheus_client import REGISTRY, Metric
 
 from omni_runtime.errors import EngineError, InvalidRequest, OmniError
 from omni_runtime.eventloop import new_loop
@@ -175,6 +176,10 @@ class ArVllmEngine:
             raise EngineError("a CPU stage has no device memory to give back; scale it down instead")
         if not self._arguments.get("enable_sleep_mode"):
             raise EngineError("vLLM was started without sleep mode; set engineArgs.enable_sleep_mode to true")
+
+    def families(self) -> Iterable[Metric]:
+        """vLLM registers its own in the process's default registry: running, waiting, KV cache, preemptions, ..."""
+        return tuple(f for f in REGISTRY.collect() if f.name.startswith("vllm:"))
 
     def stats(self) -> EngineStats:
         return EngineStats(waiting=0, running=len(self._tasks), capacity=self._context.stage.max_concurrency)
