@@ -69,6 +69,10 @@ class EdgeClient(Protocol):
         """
 
     @property
+    def missing(self) -> str | None:
+        """Why no stream can go now: the sidecar is gone, or refuses us. None while attached."""
+
+    @property
     def data_endpoint(self) -> str:
         """`tcp://host:port` for this replica's Hello; known after `connect`."""
 
@@ -89,14 +93,15 @@ class EdgeClient(Protocol):
 
         Puts of one stream are sent in the order of the calls; a stream that waits holds up no other. The arrays are
         copied before this returns, unless they are those of the reservation. Raises DeadlineExceeded (with edge and request) if the consumer grants nothing
-        for the put deadline, StreamClosed if the consumer cancelled or is gone, UpstreamLost if the sidecar is gone,
-        CapacityExceeded if the chunk is larger than any chunk may be.
+        for the put deadline, StreamClosed if the consumer cancelled or is gone, UpstreamLost if the sidecar is gone
+        or does not come back within seconds, CapacityExceeded if the chunk is larger than any chunk may be.
         """
 
     async def open(self, request: str, producer: Producer) -> None:
         """Open the consumer side: chunks then arrive through `events`, in order, deduplicated, gaps reported.
 
-        On an edge of mode fullPayload all chunks arrive together, once the last one is here.
+        On an edge of mode fullPayload all chunks arrive together, once the last one is here. Raises UpstreamLost if
+        there is no sidecar.
         """
 
     def events(self) -> AsyncIterator[EdgeEvent]:

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from omni_runtime.connectors import payloads, wire
 from omni_runtime.connectors.arena import Arena, SlabPool
-from omni_runtime.connectors.ipc import FrameChannel, OnFrame, OnLost, dial
+from omni_runtime.connectors.ipc import FrameChannel, dial
 from omni_runtime.connectors.wire import ProtocolError, Slab
 from omni_runtime.protocol.payload import Payload
 
@@ -41,6 +42,18 @@ class SlabReservation:
         )
 
 
+class _Root(weakref.ref[Bytes]):
+    """The array over a whole slab, on which all others stand. `weakref.finalize` costs ten times as much."""
+
+    __slots__ = ("slab",)
+
+    def __new__(cls, root: Bytes, gone: Callable[[_Root], None], slab: Slab) -> _Root:
+        return super().__new__(cls, root, gone)
+
+    def __init__(self, root: Bytes, gone: Callable[[_Root], None], slab: Slab) -> None:
+        self.slab = slab
+
+
 class Attachment:
     """Ends with the connection. Views of its arena stay valid until they are dropped, even after that."""
 
@@ -62,25 +75,40 @@ class Attachment:
         self._populated: set[tuple[int, int]] = set()
         self._idle_since = 0.0  # when the last slab was taken
         self._reserved: dict[int, Slab] = {}  # by offset; not put yet
+        self._roots: dict[Slab, _Root] = {}  # what tells of an array's end has to live until then
         self._released: deque[Slab] = deque()
         self._dropped: deque[Slab] = deque()  # appended to by finalizers, in any thread
         self._flush_wanted = False
 
     @classmethod
     async def open(
-        cls, path: Path, attach: wire.Attach, deadline_s: float, on_frame: OnFrame, on_lost: OnLost
+        cls,
+        path: Path,
+        attach: wire.Attach,
+        deadline_s: float,
+        on_frame: Callable[[Attachment, bytes, bytes], None],
+        on_lost: Callable[[Attachment, str], None],
     ) -> Attachment:
-        """Raises OSError, TimeoutError, ProtocolError or ipc.Refusal."""
+        """Raises OSError, TimeoutError, ProtocolError or ipc.Refusal. The callbacks may come before this returns."""
         sock, attached, fd = await dial(path, attach, deadline_s)
         self = cls(attached, fd)
-        channel = FrameChannel(on_frame, on_lost)
+        channel = FrameChannel(partial(on_frame, self), partial(on_lost, self))
         self._channel = channel
-        await self._loop.create_unix_connection(lambda: channel, sock=sock)
+        try:
+            await self._loop.create_unix_connection(lambda: channel, sock=sock)
+        except BaseException:
+            self.end("it broke while it was made")
+            sock.close()
+            raise
         return self
 
     def send(self, message: wire._Message, body: bytes | bytearray | memoryview = b"") -> None:
         if self._channel is not None and self.lost is None:
             self._channel.send(message, body if isinstance(body, bytes) else memoryview(body))
+
+    @property
+    def is_writable(self) -> bool:
+        return self._channel is None or self._channel.is_writable
 
     async def writable(self) -> None:
         if self._channel is not None:
@@ -134,7 +162,7 @@ class Attachment:
     def reserve(self, slab: Slab, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> SlabReservation:
         root: Bytes = np.frombuffer(self.arena.data(slab), np.uint8)
         self._reserved[slab.offset] = slab
-        weakref.finalize(root, self._on_unused, slab).atexit = False
+        self._roots[slab] = _Root(root, self._on_unused, slab)
         return SlabReservation(self, slab, payloads.arrays(shapes, root))
 
     def take(self, reservation: SlabReservation) -> bool:
@@ -148,9 +176,10 @@ class Attachment:
             array.flags.writeable = False
         return True
 
-    def _on_unused(self, slab: Slab) -> None:
+    def _on_unused(self, root: _Root) -> None:
         """Runs in whichever thread dropped the last array of a reservation."""
-        self._soon(self._free_reserved, slab)
+        self._roots.pop(root.slab, None)
+        self._soon(self._free_reserved, root.slab)
 
     def _free_reserved(self, slab: Slab) -> None:
         if self._reserved.get(slab.offset) == slab:
@@ -163,11 +192,11 @@ class Attachment:
 
     # --- slabs that came
 
-    def view(self, slab: Slab) -> Bytes:
-        """uint8 [length], valid while anything refers to it; the slab is released afterwards."""
-        root: Bytes = np.frombuffer(self.arena.data(slab), np.uint8)
+    def view(self, slab: Slab, data: memoryview) -> Bytes:
+        """uint8 [length] over the slab's bytes, valid while anything refers to it; the slab is released afterwards."""
+        root: Bytes = np.frombuffer(data, np.uint8)
         self.pinned_bytes += slab.length
-        weakref.finalize(root, self._on_dropped, slab).atexit = False
+        self._roots[slab] = _Root(root, self._on_dropped, slab)
         return root
 
     def keep(self, slab: Slab) -> bool:
@@ -183,9 +212,10 @@ class Attachment:
         self._released.append(slab)
         self._want_flush()
 
-    def _on_dropped(self, slab: Slab) -> None:
+    def _on_dropped(self, root: _Root) -> None:
         """Runs in whichever thread dropped the last array."""
-        self._dropped.append(slab)
+        self._roots.pop(root.slab, None)
+        self._dropped.append(root.slab)
         self._soon(self._want_flush)
 
     def _soon(self, callback: Callable[..., None], *arguments: object) -> None:

@@ -18,7 +18,7 @@ from omni_runtime.connectors.receiver import Events, Receiver
 from omni_runtime.connectors.sender import Sender
 from omni_runtime.connectors.wire import WINDOW_PIECES, ProtocolError, Put
 from omni_runtime.deploy.plan import ResolvedPlan
-from omni_runtime.errors import DeadlineExceeded, OmniError, StreamClosed, by_code
+from omni_runtime.errors import DeadlineExceeded, OmniError, StreamClosed, UpstreamLost, by_code
 from omni_runtime.logs import get_logger
 from omni_runtime.protocol.control import Producer
 from omni_runtime.protocol.payload import Payload
@@ -30,6 +30,7 @@ log = get_logger(__name__)
 _TICK_SECONDS: Final = 0.25
 _DIAL_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
+_HELD_SECONDS: Final = 1.0  # an attachment that ends sooner counts as one that failed
 
 
 class SidecarEdgeClient:
@@ -44,7 +45,7 @@ class SidecarEdgeClient:
         self._full_payload = {edge.name for edge in plan.edges if edge.mode == "fullPayload"}
         self._limits = limits or ClientLimits()
         numbers = itertools.count(1)
-        self._sender = Sender(self._limits, numbers, self._attached)
+        self._sender = Sender(self._limits, numbers, self._attached_soon)
         self._receiver = Receiver(self._limits, numbers)
         self._attachment: Attachment | None = None
         self._changed = asyncio.Event()  # attached, refused, or given up
@@ -60,6 +61,12 @@ class SidecarEdgeClient:
             loop = asyncio.get_running_loop()
             self._tasks = [loop.create_task(self._keep_attached()), loop.create_task(self._watch_deadlines())]
         await self._attached(deadline_s)
+
+    @property
+    def missing(self) -> str | None:
+        if self._attachment is not None and self._attachment.lost is None:
+            return None
+        return f"no connector sidecar at {self._path}: {self._why_not}"
 
     @property
     def data_endpoint(self) -> str:
@@ -93,8 +100,16 @@ class SidecarEdgeClient:
                     f"no connector sidecar at {self._path} within {deadline_s:g} s: {self._why_not}"
                 ) from None
 
+    async def _attached_soon(self) -> Attachment:
+        """For a stream: a sidecar that restarts is back within seconds, and a request should not wait for another."""
+        try:
+            return await self._attached(self._limits.attach_wait_s)
+        except DeadlineExceeded as error:
+            raise UpstreamLost(str(error)) from None
+
     async def _keep_attached(self) -> None:
         failures = 0
+        loop = asyncio.get_running_loop()
         while not self._closed:
             lost = asyncio.Event()
             try:
@@ -105,30 +120,28 @@ class SidecarEdgeClient:
             except (OSError, TimeoutError, ProtocolError) as error:
                 self._why_not = str(error) or type(error).__name__
             else:
-                failures, self._refusal = 0, None
+                self._refusal = None
                 self._attachment = attachment
                 self._changed.set()
                 log.info("connector.attached", endpoint=attachment.attached.endpoint)
+                since = loop.time()
                 await lost.wait()
-                continue
+                if loop.time() - since > _HELD_SECONDS:
+                    failures = 0
+                    continue
             self._changed.set()
             await asyncio.sleep(_RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)])
             failures += 1
 
     async def _attach_once(self, lost: asyncio.Event) -> Attachment:
-        cell: list[Attachment] = []
-
-        def on_lost(reason: str) -> None:
-            if cell:
-                self._on_lost(cell[0], reason)
+        def on_lost(attachment: Attachment, reason: str) -> None:
+            self._on_lost(attachment, reason)
             lost.set()
 
-        attachment = await Attachment.open(
-            self._path, self._attach, _DIAL_SECONDS, lambda head, body: self._on_frame(cell[0], head, body), on_lost
-        )
-        cell.append(attachment)
-        if lost.is_set():  # between the handshake and here
-            self._on_lost(attachment, "closed at once")
+        attachment = await Attachment.open(self._path, self._attach, _DIAL_SECONDS, self._on_frame, on_lost)
+        if not await attachment.ping(_DIAL_SECONDS):  # only a sidecar that answers is one
+            attachment.close()
+            raise TimeoutError(self._why_not if attachment.lost else "it attached this engine and then said nothing")
         return attachment
 
     def _on_lost(self, attachment: Attachment, reason: str) -> None:
@@ -177,7 +190,7 @@ class SidecarEdgeClient:
         await self._sender.put(request, edge, payload, reservation)
 
     async def open(self, request: str, producer: Producer) -> None:
-        attachment = await self._attached(self._limits.put_deadline_s)
+        attachment = await self._attached_soon()
         if self._sender.is_over(request):
             raise StreamClosed(f"open of {producer.edge}: request {request} is over in this replica")
         withhold = producer.edge in self._full_payload

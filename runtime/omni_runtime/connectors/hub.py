@@ -136,7 +136,7 @@ class Hub:
                     self._deliver(action)
                 case Grant(producer, pieces):
                     if (engine := self.engines.get(producer.session)) is not None:
-                        engine.send(wire.Credit(producer.stream, pieces))
+                        engine.grant(producer.stream, pieces)
                 case Fail(port, code, message):
                     self.fail(port, code, message)
                 case Drop(piece):
@@ -283,6 +283,7 @@ class EngineSession:
         self.attached = wire.Attached(session, hub.arena.length, hub.endpoint, hub.domain)
         self._hub = hub
         self._freed: list[Slab] = []
+        self._granted: dict[int, int] = {}
 
     def send(self, message: wire._Message, body: bytes | memoryview = b"") -> None:
         if self.channel is not None:
@@ -292,12 +293,22 @@ class EngineSession:
         self.send(Put(stream, put.seq, put.piece, put.last, put.length, put.slab, put.chunk), body)
 
     def freed(self, slab: Slab) -> None:
-        """Told once per turn of the loop."""
-        if not self._freed:
-            asyncio.get_running_loop().call_soon(self._flush_freed)
+        """Told once per turn of the loop, as credits are."""
+        self._want_flush()
         self._freed.append(slab)
 
-    def _flush_freed(self) -> None:
+    def grant(self, stream: int, pieces: int) -> None:
+        self._want_flush()
+        self._granted[stream] = self._granted.get(stream, 0) + pieces
+
+    def _want_flush(self) -> None:
+        if not self._freed and not self._granted:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        granted, self._granted = self._granted, {}
+        for stream, pieces in granted.items():
+            self.send(wire.Credit(stream, pieces))
         slabs, self._freed = self._freed, []
         for at in range(0, len(slabs), 512):
             self.send(wire.Freed(tuple(slabs[at : at + 512])))

@@ -21,6 +21,7 @@ from omni_runtime.connectors.wire import FRAME_PREFIX, ProtocolError
 SOCKET_NAME: Final = "sidecar.sock"
 HANDSHAKE_SECONDS: Final = 5.0
 _WRITE_HIGH_WATER: Final = 4 << 20
+_JOIN_BYTES: Final = 32 << 10  # a copy of so much costs less than a second write
 
 OnFrame = Callable[[bytes, bytes], None]
 OnLost = Callable[[str], None]
@@ -44,23 +45,27 @@ class FrameChannel(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
-        buffer += data
-        at = 0
+        if buffer:
+            buffer += data
+            data = bytes(buffer)
+        at, length, prefix = 0, len(data), FRAME_PREFIX.size
         try:
-            while len(buffer) - at >= FRAME_PREFIX.size:
-                header_length, body_length = wire.parse_prefix(buffer, at)
-                start = at + FRAME_PREFIX.size
-                end = start + header_length + body_length
-                if len(buffer) < end:
-                    break
+            while length - at >= prefix:
+                header_length, body_length = wire.parse_prefix(data, at)
+                start = at + prefix
                 body_at = start + header_length
-                self._on_frame(bytes(buffer[start:body_at]), bytes(buffer[body_at:end]))
+                end = body_at + body_length
+                if length < end:
+                    break
+                self._on_frame(data[start:body_at], data[body_at:end])
                 at = end
         except ProtocolError as error:
             self.close(str(error))
             return
-        if at:
+        if buffer:
             del buffer[:at]
+        elif at < length:
+            buffer += data[at:]
 
     def send(self, message: wire._Message, body: bytes | memoryview = b"") -> None:
         """Queue a frame; never blocks. A closed channel swallows it: its owner has been told through `on_lost`."""
@@ -68,9 +73,16 @@ class FrameChannel(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         head, tail = wire.frame(message, body)
+        if 0 < len(tail) <= _JOIN_BYTES:
+            transport.write(b"".join((head, tail)))
+            return
         transport.write(head)
         if len(tail):
             transport.write(tail)
+
+    @property
+    def is_writable(self) -> bool:
+        return self._writable.is_set()
 
     async def writable(self) -> None:
         """Wait until the peer has read enough of what was sent."""
@@ -101,15 +113,16 @@ def _set_once(future: asyncio.Future[None]) -> None:
 
 
 async def _receive_frame(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """One body-less frame and the descriptors that came with it. The other side must send nothing after it."""
+    """One body-less frame and the descriptors that came with it; no byte behind it is read."""
     loop = asyncio.get_running_loop()
     data = b""
     descriptors: list[int] = []
     while True:
-        if len(data) >= FRAME_PREFIX.size:
+        whole = FRAME_PREFIX.size
+        if len(data) >= whole:
             header_length, body_length = wire.parse_prefix(data)
-            whole = FRAME_PREFIX.size + header_length
-            if body_length or len(data) > whole:
+            whole += header_length
+            if body_length:
                 raise ProtocolError("handshake frame carries more than its header")
             if len(data) == whole:
                 return data[FRAME_PREFIX.size :], descriptors
@@ -119,7 +132,7 @@ async def _receive_frame(sock: socket.socket) -> tuple[bytes, list[int]]:
             await readable
         finally:
             loop.remove_reader(sock)
-        part, fds, _, _ = socket.recv_fds(sock, wire.MAX_HEADER_BYTES, 1)
+        part, fds, _, _ = socket.recv_fds(sock, whole - len(data), 1)
         descriptors += fds
         if not part:
             raise ConnectionError("closed during the handshake")

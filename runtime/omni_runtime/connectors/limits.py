@@ -9,6 +9,7 @@ StreamId = tuple[str, str]  # request, edge
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
+    attach_wait_s: float = 5.0  # for a sidecar that restarts, before a stream fails for want of it
     put_deadline_s: float = 60.0  # wait for the consumer's credit
     chunk_deadline_s: float = 300.0  # wait for the next chunk of an open stream (R5)
     arena_wait_s: float = 1.0  # wait for room in the arena before a chunk goes inline

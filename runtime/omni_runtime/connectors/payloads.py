@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -28,12 +29,12 @@ _CARRIER: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
 )
 
 _NAMES: Final[Mapping[np.dtype[Any], str]] = MappingProxyType({np.dtype(n): n for n, c in _CARRIER.items() if c == n})
+_BORROWED: Final = frozenset(name for name, carrier in _CARRIER.items() if carrier.name != name)
 
 
 def describe(payload: Payload) -> ChunkHeader:
     """The header of a payload. Raises ProtocolError for a dtype or a meta value that may not travel."""
-    tensors: list[TensorSpec] = []
-    offset = 0
+    specs: list[tuple[str, str, tuple[int, ...]]] = []
     for name, array in payload.tensors.items():
         dtype = payload.dtypes.get(name) or _NAMES.get(array.dtype, "")  # dtype.name is slow
         if _CARRIER.get(dtype) != array.dtype:
@@ -41,17 +42,40 @@ def describe(payload: Payload) -> ChunkHeader:
                 f"tensor {name!r}: {array.dtype} cannot travel as {dtype or array.dtype.name!r}; allowed: {sorted(DTYPE_BYTES)}"
                 " (bfloat16 in uint16 arrays, float8 in uint8 arrays)"
             )
-        tensors.append(TensorSpec(name, dtype, array.shape, offset))
-        offset = aligned(offset + array.nbytes)
-    nbytes = tensors[-1].offset + tensors[-1].nbytes if tensors else 0
-    try:  # whoever receives it decodes it with these rules, so a round trip is the check
+        specs.append((name, dtype, array.shape))
+    try:
+        tensors, nbytes = _tensor_specs(tuple(specs))
         meta = cast("dict[str, MetaValue]", dict(payload.meta))
-        header = ChunkHeader(payload.start, payload.rows, payload.finished, nbytes, time.time(), tuple(tensors), meta)
-        header = _HEADER.decode(_ENCODE(header))
+        header = ChunkHeader(payload.start, payload.rows, payload.finished, nbytes, time.time(), tensors, meta)
+        if meta or not (_is_count(payload.start) and _is_count(payload.rows) and type(payload.finished) is bool):
+            header = _HEADER.decode(_ENCODE(header))  # whoever receives it has these rules: a round trip is the check
     except (msgspec.MsgspecError, TypeError, OverflowError) as error:
         raise ProtocolError(f"payload cannot travel: {error}") from error
-    check_chunk(header)
     return header
+
+
+def _is_count(value: int) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+@lru_cache(maxsize=256)  # the chunks of a stream look alike
+def _tensor_specs(specs: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[tuple[TensorSpec, ...], int]:
+    """(tensors at their offsets, bytes of all), checked. Raises as msgspec does, or ProtocolError."""
+    offsets, nbytes = lay_out({name: (shape, dtype) for name, dtype, shape in specs})
+    tensors = tuple(TensorSpec(name, dtype, shape, offsets[name]) for name, dtype, shape in specs)
+    header = _HEADER.decode(_ENCODE(ChunkHeader(0, 0, False, nbytes, 0.0, tensors)))
+    check_chunk(header)
+    return header.tensors, nbytes
+
+
+def flat(payload: Payload, header: ChunkHeader) -> bytes | bytearray:
+    """All of a chunk's bytes, copied."""
+    if len(header.tensors) == 1:
+        (array,) = payload.tensors.values()
+        return array.tobytes()
+    data = bytearray(header.nbytes)
+    write(payload, header, memoryview(data))
+    return data
 
 
 def write(payload: Payload, header: ChunkHeader, target: memoryview) -> None:
@@ -90,10 +114,10 @@ def read(header: ChunkHeader, data: np.ndarray) -> Payload:
     dtypes: dict[str, str] = {}
     for tensor in header.tensors:
         carrier = _CARRIER[tensor.dtype]
-        array = data[tensor.offset : tensor.offset + tensor.nbytes].view(carrier).reshape(tensor.shape)
+        array: np.ndarray = np.ndarray(tensor.shape, carrier, data, tensor.offset)
         array.flags.writeable = False
         tensors[tensor.name] = array
-        if carrier.name != tensor.dtype:
+        if tensor.dtype in _BORROWED:
             dtypes[tensor.name] = tensor.dtype
     return Payload(header.start, header.rows, header.finished, tensors, header.meta, dtypes)
 

@@ -151,7 +151,8 @@ class Receiver:
             return np.frombuffer(done.data, np.uint8), None
         if stream.withhold:
             return np.frombuffer(bytes(done.data), np.uint8), None
-        return stream.attachment.view(slab), slab
+        assert isinstance(done.data, memoryview)
+        return stream.attachment.view(slab, done.data), slab
 
     def _received(self, stream: Incoming, chunk: ChunkReceived, header: ChunkHeader, slab: Slab | None) -> None:
         if header.finished:

@@ -46,7 +46,7 @@ class Outgoing:
 
 class Sender:
     def __init__(
-        self, limits: ClientLimits, numbers: Iterator[int], attached: Callable[[float], Awaitable[Attachment]]
+        self, limits: ClientLimits, numbers: Iterator[int], attached: Callable[[], Awaitable[Attachment]]
     ) -> None:
         self._limits = limits
         self._numbers = numbers
@@ -62,7 +62,7 @@ class Sender:
     async def reserve(self, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> SlabReservation | None:
         """See api.EdgeClient.reserve."""
         _, length = payloads.lay_out(shapes)
-        attachment = await self._attached(self._limits.put_deadline_s)
+        attachment = await self._attached()
         if not 0 < length <= min(largest_slab(attachment.arena.length), self._limits.max_chunk_bytes):
             return None
         slab = await attachment.allocate(length, self._limits.arena_wait_s)
@@ -80,7 +80,7 @@ class Sender:
         deadline = asyncio.get_running_loop().time() + limits.put_deadline_s
         stream = self._streams.get((request, edge))
         if stream is None:
-            stream = self._bind((request, edge), await self._attached(limits.put_deadline_s))
+            stream = self._bind((request, edge), await self._attached())
         async with stream.lock:
             stream.check()
             if stream.finished:
@@ -152,8 +152,17 @@ class Sender:
         """A chunk that is small, larger than any slab, or finds the arena full."""
         attachment, length = stream.attachment, header.nbytes
         limit = largest_slab(attachment.arena.length)
-        flat = bytearray(length)
-        payloads.write(payload, header, memoryview(flat))
+        flat = payloads.flat(payload, header)
+        if length <= INLINE_BYTES:
+            if not stream.credits:
+                await self._credit(stream, deadline)
+            else:
+                stream.credits -= 1
+            if not attachment.is_writable:
+                await attachment.writable()
+            stream.check()
+            attachment.send(Put(stream.number, stream.seq, 0, True, length, None, header), flat)
+            return
         data = memoryview(flat)
         at = piece = 0
         while piece == 0 or at < length:

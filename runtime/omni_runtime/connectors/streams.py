@@ -12,26 +12,27 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from omni_runtime.connectors.wire import WINDOW_PIECES, Put
 
+# Structs and not dataclasses: several are made, hashed and compared for every chunk, and msgspec does that in C.
 
-@dataclass(frozen=True, slots=True)
-class Key:
+
+class Key(msgspec.Struct, frozen=True):
     producer: str  # replica
     edge: str
     request: str
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
+class Port(msgspec.Struct, frozen=True):
     """One end of a stream as the other side numbers it."""
 
     session: int
     stream: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, eq=False):
     put: Put
     body: bytes  # empty when the bytes are in the arena
 
@@ -39,29 +40,25 @@ class Piece:
 # --- actions
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(msgspec.Struct, frozen=True):
     consumer: Port
     key: Key
     to: str  # consumer replica
     piece: Piece
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(msgspec.Struct, frozen=True):
     producer: Port
     pieces: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(msgspec.Struct, frozen=True):
     port: Port
     code: str
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(msgspec.Struct, frozen=True):
     """The piece will not be delivered: free its slab."""
 
     piece: Piece

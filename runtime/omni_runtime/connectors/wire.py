@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+from functools import lru_cache
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -326,9 +327,14 @@ def check_put(put: Put) -> None:
 
 def check_chunk(chunk: ChunkHeader) -> None:
     """Raises ProtocolError for an unknown dtype, or tensors that overlap or reach past the chunk's end."""
+    _check_tensors(chunk.tensors, chunk.nbytes)
+
+
+@lru_cache(maxsize=256)  # the chunks of a stream look alike
+def _check_tensors(tensors: tuple[TensorSpec, ...], nbytes: int) -> None:
     end = 0
     names: set[str] = set()
-    for tensor in chunk.tensors:
+    for tensor in tensors:
         if tensor.dtype not in DTYPE_BYTES:
             raise ProtocolError(f"tensor {tensor.name!r}: dtype {tensor.dtype!r} is not allowed: {sorted(DTYPE_BYTES)}")
         if tensor.name in names:
@@ -337,10 +343,10 @@ def check_chunk(chunk: ChunkHeader) -> None:
         if tensor.offset % ALIGNMENT or tensor.offset < end:
             raise ProtocolError(f"tensor {tensor.name!r}: offset {tensor.offset} overlaps or is not aligned")
         end = tensor.offset + tensor.nbytes
-        if end > chunk.nbytes:
+        if end > nbytes:
             raise ProtocolError(
                 f"tensor {tensor.name!r}: {tensor.dtype}{list(tensor.shape)} at {tensor.offset} ends at {end},"
-                f" past the chunk's {chunk.nbytes} bytes"
+                f" past the chunk's {nbytes} bytes"
             )
 
 

@@ -108,6 +108,7 @@ class Worker:
             await self._edges.connect(SIDECAR_CONNECT_SECONDS)
             await self._first(self._loaded, self._died, self._stop)
             if not self._dead and not self._stop.is_set():
+                await self._edges.connect(SIDECAR_CONNECT_SECONDS)  # it may have gone while the engine was loading
                 await self._serve()
         except OmniError as error:
             self._die(f"{error.code}: {error}")
@@ -171,7 +172,8 @@ class Worker:
     def _on_message(self, message: control.OrchestratorMessage, orchestrator: str) -> None:
         match message:
             case control.Submit():
-                self._perform(self._book.submit(message, orchestrator, self._loop.time()))
+                now = self._loop.time()
+                self._perform(self._book.submit(message, orchestrator, now, no_edges=self._edges.missing))
             case control.Append():
                 self._perform(self._book.append(message, orchestrator, self._loop.time()))
             case control.Abort(request=request):
@@ -337,13 +339,14 @@ class Worker:
             return "draining"
         if self._registration is None or not self._registration.admitted:
             return f"no orchestrator of {', '.join(self._config.entry_hosts)} has admitted this replica"
-        return self._dead or None
+        return self._dead or self._edges.missing
 
     def _heartbeat(self, orchestrator: str) -> control.Heartbeat:
         load = control.StageLoad(waiting=self._book.waiting, running=self._book.running)
         held = self._book.held_for(orchestrator)
+        problem = self._dead or self._edges.missing or ""
         return control.Heartbeat(
-            load=load, healthy=not self._dead, detail=self._dead, requests=held, asleep=self._book.asleep
+            load=load, healthy=not problem, detail=problem, requests=held, asleep=self._book.asleep
         )
 
     def _hello(self) -> control.Hello:

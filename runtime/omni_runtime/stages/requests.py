@@ -131,7 +131,10 @@ class RequestBook:
 
     # --- from the orchestrator
 
-    def submit(self, message: control.Submit, orchestrator: str, now: float) -> tuple[Action, ...]:
+    def submit(
+        self, message: control.Submit, orchestrator: str, now: float, *, no_edges: str | None = None
+    ) -> tuple[Action, ...]:
+        """`no_edges`: why no stream can go now; a request that needs one is then refused, so that another replica has it."""
         request = message.request
         if request in self._active or request in self._stopping or request in self._ended:
             return ()
@@ -139,6 +142,8 @@ class RequestBook:
             return (self._refuse(orchestrator, request, "StageUnavailable", "the replica is draining"),)
         if self.asleep:
             return (self._refuse(orchestrator, request, "StageUnavailable", "the replica sleeps; wake it up first"),)
+        if no_edges and (message.producers or message.consumers):
+            return (self._refuse(orchestrator, request, "StageUnavailable", no_edges),)
         if len(self._active) >= 4 * self._capacity:  # the orchestrator keeps to the capacity; this is the backstop
             return (
                 self._refuse(

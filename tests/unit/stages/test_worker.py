@@ -119,6 +119,8 @@ class Pipeline:
         self.hellos: dict[str, control.Hello] = {}
         self.received: list[tuple[str, control.StageMessage]] = []
         self.refuse = ""
+        self.beats: dict[str, control.Heartbeat] = {}
+        self.sidecar: Sidecar
         self.workers: dict[str, Worker] = {}
         self.runs: dict[str, asyncio.Task[int]] = {}
         self.engines: dict[str, CountingEngine] = {}
@@ -136,6 +138,7 @@ class Pipeline:
                     answer = control.Refused(reason=self.refuse)
                 await self.router.send_multipart([peer, control.encode(answer)])
             elif isinstance(message, control.Heartbeat):
+                self.beats[names[peer]] = message
                 await self.router.send_multipart([peer, control.encode(control.Ping())])
             else:
                 self.received.append((names[peer], message))
@@ -190,14 +193,10 @@ async def until(condition: Callable[[], bool], what: str) -> None:
     raise AssertionError(f"not within {DEADLINE:.0f} s: {what}")
 
 
-@asynccontextmanager
-async def a_pipeline(
-    root: Path, plan: ResolvedPlan | None = None, **engines: CountingEngine
-) -> AsyncIterator[Pipeline]:
-    plan, keys = plan or a_plan(), generate_keys(root / "curve")
+def sidecar_options(root: Path) -> SidecarOptions:
     shm = root / "shm"
-    shm.mkdir()
-    options = SidecarOptions(
+    shm.mkdir(exist_ok=True)
+    return SidecarOptions(
         ipc_dir=root / "ipc",
         shm_dir=shm,
         arena_bytes=16 << 20,
@@ -208,12 +207,19 @@ async def a_pipeline(
         http_host="127.0.0.1",
         http_port=0,
     )
+
+
+@asynccontextmanager
+async def a_pipeline(
+    root: Path, plan: ResolvedPlan | None = None, **engines: CountingEngine
+) -> AsyncIterator[Pipeline]:
+    plan, keys = plan or a_plan(), generate_keys(root / "curve")
     async with AsyncExitStack() as stack:
-        sidecar = Sidecar(plan, keys, options)
+        sidecar = Sidecar(plan, keys, sidecar_options(root))
         await sidecar.start()
         stack.push_async_callback(sidecar.close)
         pipeline = Pipeline(root, plan, keys, await stack.enter_async_context(Channels(keys)))
-        pipeline.sidecar = sidecar  # type: ignore[attr-defined]
+        pipeline.sidecar = sidecar
         serving = asyncio.create_task(pipeline.serve())
         for stage in ("thinker", "talker", "code2wav"):
             pipeline.start(stage, engines.get(stage) or CountingEngine(stage))
@@ -276,7 +282,7 @@ async def test_abort_frees_everything_and_is_answered_r11_r16(tmp_path: Path) ->
         await until(lambda: len(p.of(control.Aborted)) == 3, "three answers")
         assert p.of(control.StageFailed) == []
         assert all(not e.requests for e in p.engines.values())
-        await until(lambda: p.sidecar.hub.ledger.bytes == 0, "no arena byte is held")  # type: ignore[attr-defined]
+        await until(lambda: p.sidecar.hub.ledger.bytes == 0, "no arena byte is held")
         await p.submit("r2", stages=("thinker",))
         await until(lambda: bool(p.of(control.StageStarted, "thinker")), "others go on")
     assert os.listdir(tmp_path / "shm") == [], "the arena went with its sidecar"
@@ -287,10 +293,10 @@ async def test_a_tail_that_nobody_comes_for_goes_with_an_abort_r11(tmp_path: Pat
     async with a_pipeline(tmp_path) as p:
         await p.submit("r1", stages=("thinker", "talker"))
         await until(lambda: len(p.of(control.StageFinished)) == 2, "both ended")
-        assert len(p.sidecar.hub.table) == 1, "the tail waits for its consumer"  # type: ignore[attr-defined]
+        assert len(p.sidecar.hub.table) == 1, "the tail waits for its consumer"
         await p.send("talker", control.Abort("r1", "ReplicaLost in stage code2wav"))
         await until(lambda: len(p.of(control.Aborted)) == 1, "answered")
-        await until(lambda: len(p.sidecar.hub.table) == 0, "the tail is gone")  # type: ignore[attr-defined]
+        await until(lambda: len(p.sidecar.hub.table) == 0, "the tail is gone")
 
 
 async def test_a_silent_upstream_is_an_error_that_names_the_edge_r5(tmp_path: Path) -> None:
