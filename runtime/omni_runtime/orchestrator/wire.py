@@ -45,12 +45,16 @@ class ControlSocket:
     def _decode(self, frames: list[bytes]) -> None:
         peer, raw = frames[0], frames[-1]
         try:
-            message = control.decode_stage_message(raw)
+            messages = control.decode_stage_messages(raw)
         except msgspec.DecodeError as error:
             log.warning("orchestrator.undecodable", error=str(error), bytes=len(raw))
             self.send(peer, control.Refused(f"message cannot be decoded: {error}; use images of one release"))
             return
-        self._take(peer, message)
+        for message in messages:
+            try:
+                self._take(peer, message)
+            except Exception:  # what else the replica said at that moment is about other requests
+                log.exception("orchestrator.message_failed")
 
     def send(self, peer: bytes, message: control.OrchestratorMessage) -> bool:
         """Hand one message to the socket; never blocks. False: the peer's connection is closed."""

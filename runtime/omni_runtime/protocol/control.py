@@ -6,6 +6,7 @@ The orchestrator never carries tensors between stages; `ClientAudio.pcm` is outp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -198,5 +199,16 @@ class Ping(_Message, frozen=True, tag="ping"):
 OrchestratorMessage = Welcome | Refused | Submit | Append | Abort | Sleep | Wake | Ping
 
 encode = msgspec.msgpack.Encoder().encode
-decode_stage_message = msgspec.msgpack.Decoder(StageMessage).decode
 decode_orchestrator_message = msgspec.msgpack.Decoder(OrchestratorMessage).decode
+_decode_stage = msgspec.msgpack.Decoder(StageMessage | tuple[StageMessage, ...]).decode
+
+
+def encode_stage_messages(messages: Sequence[StageMessage]) -> bytes:
+    """What a replica has to say at one moment, in order, as one message: a wake-up costs more than what it brings."""
+    return encode(messages[0]) if len(messages) == 1 else encode(messages)
+
+
+def decode_stage_messages(raw: bytes) -> tuple[StageMessage, ...]:
+    """Raises msgspec.MsgspecError."""
+    said = _decode_stage(raw)
+    return said if isinstance(said, tuple) else (said,)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -72,6 +72,7 @@ class Link:
         self._refusal = ""
         self._pinged = 0
         self._leaving = False
+        self._held: list[control.StageMessage] | None = None  # what is to leave together
         self._task = asyncio.create_task(self._run(), name=f"link {endpoint}")
 
     async def close(self) -> None:
@@ -79,12 +80,23 @@ class Link:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
         self._forget()
-        self._release()
+        self._close_socket()
 
     def send(self, message: control.StageMessage) -> None:
         """Queue a message; the socket has no high-water mark, so this neither blocks nor drops while it is open."""
-        if self._mailbox is not None:
+        if self._held is not None:
+            self._held.append(message)
+        elif self._mailbox is not None:
             self._mailbox.send((control.encode(message),))
+
+    def hold(self) -> None:
+        """Until `release`, messages wait for each other."""
+        self._held = []
+
+    def release(self) -> None:
+        held, self._held = self._held, None
+        if held and self._mailbox is not None:
+            self._mailbox.send((control.encode_stage_messages(held),))
 
     def leave(self, reason: str) -> None:
         self._leaving = True
@@ -95,7 +107,7 @@ class Link:
             gone, self.orchestrator = self.orchestrator, None
             self._events.lost(gone)
 
-    def _release(self) -> None:
+    def _close_socket(self) -> None:
         if self._mailbox is not None:
             self._mailbox.close()
             self._mailbox = None
@@ -117,7 +129,7 @@ class Link:
             if self.orchestrator is not None:
                 log.warning("orchestrator.silent", endpoint=self.endpoint, seconds=SILENCE_SECONDS)
             self._forget()
-            self._release()
+            self._close_socket()
 
     async def _until_silent(self, mailbox: Mailbox, now: Now) -> None:
         """Until nothing was heard for SILENCE_SECONDS."""
@@ -197,6 +209,18 @@ class Registration:
             if link.orchestrator == orchestrator:
                 link.send(message)
                 return
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is sent inside leaves as one message to each orchestrator. Without a pause: nobody else may send."""
+        links = tuple(self._links.values())
+        for link in links:
+            link.hold()
+        try:
+            yield
+        finally:
+            for link in links:
+                link.release()
 
     def leave(self, reason: str) -> None:
         for link in self._links.values():

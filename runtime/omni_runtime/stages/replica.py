@@ -21,7 +21,7 @@ from omni_runtime.protocol import control
 from omni_runtime.protocol.channels import Channels
 from omni_runtime.stages import actions
 from omni_runtime.stages import requests as book
-from omni_runtime.stages.engine import AudioOut, Speaker, StageEngine
+from omni_runtime.stages.engine import AudioOut, MeasuredEngine, Speaker, StageEngine
 from omni_runtime.stages.metrics import StageMetrics
 from omni_runtime.stages.probes import serve_probes
 from omni_runtime.stages.pump import Pump
@@ -69,6 +69,8 @@ class Worker:
         self._metrics = StageMetrics(
             model_name=config.plan.model.served_name, stage=config.stage.name, replica=config.replica
         )
+        if isinstance(engine, MeasuredEngine):
+            self._metrics.show(engine.families)
         self._engine = engine
         self._runner = EngineRunner(engine, self._from_engine_thread)
         self._registration: Registration | None = None
@@ -210,22 +212,26 @@ class Worker:
             self._loop.call_soon_threadsafe(self._on_engine_events, tuple(events))
 
     def _on_engine_events(self, events: tuple[RunnerEvent, ...]) -> None:
-        for event in events:
-            match event:
-                case EngineLoaded():
-                    settle()
-                    self._loaded.set()
-                case EngineStopped(request=request):
-                    self._perform(self._book.engine_stopped(request))
-                case EnginePower():
-                    self._on_power(event)
-                case EngineDied(reason=reason):
-                    self._perform(self._book.engine_failed(reason))
-                    self._die(f"engine: {reason}")
-                case _:
-                    if isinstance(event, AudioOut):
-                        self._metrics.audio_frames.inc(event.frames)
-                    self._perform(self._book.output(event, self._loop.time()))
+        with self._registration.together() if self._registration else contextlib.nullcontext():
+            for event in events:
+                self._on_engine_event(event)
+
+    def _on_engine_event(self, event: RunnerEvent) -> None:
+        match event:
+            case EngineLoaded():
+                settle()
+                self._loaded.set()
+            case EngineStopped(request=request):
+                self._perform(self._book.engine_stopped(request))
+            case EnginePower():
+                self._on_power(event)
+            case EngineDied(reason=reason):
+                self._perform(self._book.engine_failed(reason))
+                self._die(f"engine: {reason}")
+            case _:
+                if isinstance(event, AudioOut):
+                    self._metrics.audio_frames.inc(event.frames)
+                self._perform(self._book.output(event, self._loop.time()))
 
     async def _receive_chunks(self) -> None:
         async for event in self._edges.events():

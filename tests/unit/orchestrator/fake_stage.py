@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import zmq
@@ -148,6 +148,10 @@ class FakeStage:
     async def send(self, message: control.StageMessage) -> None:
         assert self._socket is not None
         await self._socket.send(control.encode(message))
+
+    async def send_together(self, messages: Sequence[control.StageMessage]) -> None:
+        assert self._socket is not None
+        await self._socket.send(control.encode_stage_messages(messages))
 
     async def leave(self) -> None:
         await self.send(control.Leaving("drain"))

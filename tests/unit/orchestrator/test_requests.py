@@ -295,3 +295,24 @@ async def test_drain_finishes_running_and_refuses_new(rig: Rig) -> None:
     thinker.go.set()
     assert await all_outputs(handle)
     await asyncio.wait_for(draining, 2)
+
+
+async def test_what_a_replica_says_at_once_arrives_in_order(rig: Rig) -> None:
+    """One message with the pieces of two requests, and one that nobody knows between them."""
+    thinker = await rig.replica("thinker", hold_after=0)
+    handles = [rig.orchestrator.submit(a_call("text")) for _ in range(2)]
+    await eventually(lambda: len(thinker.submits) == 2)
+    said = [
+        message
+        for h in handles
+        for message in (
+            control.ClientText(h.request, "one "),
+            control.ClientText("unknown", "nobody's"),
+            control.ClientText(h.request, "two"),
+            control.StageFinished(h.request, "stop"),
+        )
+    ]
+    await thinker.send_together(said)
+    for handle in handles:
+        outputs = await all_outputs(handle)
+        assert [o.piece.text for o in outputs if isinstance(o, Emit)] == ["one ", "two"]

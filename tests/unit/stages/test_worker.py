@@ -129,19 +129,22 @@ class Pipeline:
         names: dict[bytes, str] = {}
         while True:
             peer, raw = await self.router.recv_multipart()
-            message = control.decode_stage_message(raw)
-            if isinstance(message, control.Hello):
-                names[peer] = message.stage
-                self.peers[message.stage], self.hellos[message.stage] = peer, message
-                answer: control.OrchestratorMessage = control.Welcome(orchestrator="o1", heartbeat_seconds=0.2)
-                if self.refuse:
-                    answer = control.Refused(reason=self.refuse)
-                await self.router.send_multipart([peer, control.encode(answer)])
-            elif isinstance(message, control.Heartbeat):
-                self.beats[names[peer]] = message
-                await self.router.send_multipart([peer, control.encode(control.Ping())])
-            else:
-                self.received.append((names[peer], message))
+            for message in control.decode_stage_messages(raw):
+                await self.hear(peer, message, names)
+
+    async def hear(self, peer: bytes, message: control.StageMessage, names: dict[bytes, str]) -> None:
+        if isinstance(message, control.Hello):
+            names[peer] = message.stage
+            self.peers[message.stage], self.hellos[message.stage] = peer, message
+            answer: control.OrchestratorMessage = control.Welcome(orchestrator="o1", heartbeat_seconds=0.2)
+            if self.refuse:
+                answer = control.Refused(reason=self.refuse)
+            await self.router.send_multipart([peer, control.encode(answer)])
+        elif isinstance(message, control.Heartbeat):
+            self.beats[names[peer]] = message
+            await self.router.send_multipart([peer, control.encode(control.Ping())])
+        else:
+            self.received.append((names[peer], message))
 
     def start(self, stage: str, engine: CountingEngine) -> None:
         config = WorkerConfig(
