@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
@@ -30,6 +30,7 @@ class Mirror(Generic[T]):
     """A copy of all objects of one kind, each reduced to what the rules need.
 
     project: from the object as the API server sends it; None leaves it out. changed: called with the key after each change.
+    keep_revisions: for `news`.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Mirror(Generic[T]):
         *,
         changed: Callable[[Key, T | None], None] = lambda _key, _value: None,
         monotonic: Callable[[], float] = time.monotonic,
+        keep_revisions: bool = False,
     ) -> None:
         self.kind = kind
         self.items: dict[Key, T] = {}
@@ -47,6 +49,7 @@ class Mirror(Generic[T]):
         self._changed = changed
         self._monotonic = monotonic
         self._complete_at: float | None = None
+        self._revisions: dict[Key, str] | None = {} if keep_revisions else None
         self._seen = ""  # resourceVersion up to which events were taken in; "": a list is needed
 
     @property
@@ -74,16 +77,21 @@ class Mirror(Generic[T]):
         metrics.CACHE_RELISTS.labels(self.kind.plural).inc()
         started, version = self._monotonic(), ""
         found: dict[Key, T] = {}
+        revisions: dict[Key, str] = {}
         async with aclosing(kube.pages(self.kind, None)) as pages:
             async for page in pages:
                 version = page.resource_version
                 for item in page.items:
+                    if self._revisions is not None:
+                        revisions[key_of(item)] = _revision(item)
                     value = self._read(item)
                     if value is not None:
                         found[key_of(item)] = value
                 await asyncio.sleep(0)  # reviews are answered meanwhile
         gone = self.items.keys() - found.keys()
         self.items = found
+        if self._revisions is not None:
+            self._revisions = revisions
         self.version += 1
         for key in gone:
             self._changed(key, None)
@@ -108,6 +116,10 @@ class Mirror(Generic[T]):
         if event not in ("ADDED", "MODIFIED", "DELETED"):
             return  # a bookmark
         key = key_of(item)
+        if self._revisions is not None:
+            self._revisions.pop(key, None)
+            if event != "DELETED":
+                self._revisions[key] = _revision(item)
         value = None if event == "DELETED" else self._read(item)
         if value is None:
             self.items.pop(key, None)
@@ -116,12 +128,23 @@ class Mirror(Generic[T]):
         self.version += 1
         self._changed(key, value)
 
+    def news(self, items: Sequence[JsonObject]) -> dict[str, T] | None:
+        """What a list of all objects says, by name, in place of the copy; None where the copy says the same."""
+        if {key_of(item): _revision(item) for item in items} == self._revisions:
+            return None
+        read = ((key_of(item)[1], self._read(item)) for item in items)
+        return {name: value for name, value in read if value is not None}
+
     def _read(self, item: JsonObject) -> T | None:
         try:
             return self._project(item)
         except Exception as error:  # noqa: BLE001 - one odd object of somebody's must not stop all admission
             logs.warning("cache.unreadable", resource=self.kind.plural, name=key_of(item), error=str(error))
             return None
+
+
+def _revision(item: JsonObject) -> str:
+    return str((item.get("metadata") or {}).get("resourceVersion") or "")
 
 
 def key_of(item: JsonObject) -> Key:

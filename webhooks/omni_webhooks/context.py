@@ -18,12 +18,16 @@ from omni_operator.placement import (
     Infeasible,
     Verdict,
     check_placement,
+    plan_demand,
     stage_paths,
 )
+from omni_operator.placement.fleet import Fleet
+from omni_operator.placement.question import Memo, relevant_labels
 from omni_runtime.deploy.plan import ResolvedPlan
 from omni_runtime.deploy.resolve import DEFAULT_PROFILE, resolve
 from omni_runtime.errors import FieldError, InvalidPipeline
 from omni_webhooks.cache import Key
+from omni_webhooks.index import NodeIndex
 from omni_webhooks.ledger import Ledger, PoolKey, StageCount, devices_in_use
 from omni_webhooks.nodes import promising
 
@@ -43,6 +47,7 @@ class Resolved:
     plan: ResolvedPlan | None
     errors: tuple[FieldError, ...]  # of the pipeline itself
     missing: tuple[FieldError, ...]  # profiles that do not exist (yet): the pipeline goes on by itself when they do
+    memo: Memo = field(default_factory=Memo)
 
 
 @dataclass(slots=True)
@@ -56,10 +61,12 @@ class Context:
     counts: Mapping[PoolKey, int] = field(default_factory=dict)  # replicas that the OmniStages ask for
     ledger: Ledger = field(default_factory=Ledger)
     cluster: Callable[[Key], ClusterView] = lambda _pipeline: ClusterView()  # for one pipeline, without its own pods
+    index: Callable[[Key], NodeIndex | None] = lambda _pipeline: None  # of the same nodes, where somebody keeps one
     nodes_are_known: bool = True  # False: nobody follows them, or there is none, as on a control plane alone
     catalogue: Catalogue = field(default_factory=lambda: Catalogue({}))
     ages: Mapping[str, float | None] = field(default_factory=lambda: dict.fromkeys(RESOURCES, 0.0))
     _resolved: dict[int, tuple[OmniPipeline, Resolved]] = field(default_factory=dict)
+    _fits: dict[int, Verdict | None] = field(default_factory=dict)  # fits_devices, of the pipelines of _resolved
 
     def resolve(self, pipeline: OmniPipeline) -> Resolved:
         """The plan of a pipeline; worked out once per review."""
@@ -71,7 +78,10 @@ class Context:
 
     def fits_devices(self, pipeline: OmniPipeline) -> Verdict | None:
         """Whether each stage fits the devices that it asks for, whatever nodes there are; None without a plan."""
-        return self._check(pipeline, ClusterView())
+        self.resolve(pipeline)
+        if id(pipeline) not in self._fits:
+            self._fits[id(pipeline)] = self._check(pipeline, ClusterView())
+        return self._fits[id(pipeline)]
 
     def fits_cluster(self, pipeline: OmniPipeline, key: Key, *, nodes_may_be_added: bool) -> Verdict | None:
         """Whether the nodes have room for all of it now. Counts that somebody scaled are those that will run.
@@ -86,16 +96,24 @@ class Context:
         replicas = self._scaled(plan, key)
         if len(cluster.nodes or ()) <= FEW_NODES:
             return self._check(pipeline, cluster, replicas)
-        some = replace(promising(cluster, plan), nodes_may_be_added=False)
-        quick = self._check(pipeline, some, replicas, fixes=False)
+        index, certain = self._index(key, plan, cluster), replace(cluster, nodes_may_be_added=False)
+        demands = plan_demand(plan, replicas, {}, self.resolve(pipeline).memo.asks)
+        most = max((*(d.replicas for d in demands), *(bounds.maximum or 0 for bounds in plan.replicas.values())))
+        some = promising(certain, index, demands, min(max(most, ADVISORS), FEW_NODES))
+        quick = self._check(pipeline, some, replicas, advise=False)
         if isinstance(quick, Feasible) and not any(w.code == GROWTH for w in quick.warnings):
             return quick
-        whole = self._check(pipeline, cluster, replicas, fixes=False)
+        whole = self._check(pipeline, cluster, replicas, advise=False, fleet=index.fleet())
         if not isinstance(whole, Infeasible):
             return whole
-        few = replace(promising(cluster, plan, ADVISORS), nodes_may_be_added=False)
-        advised = self._check(pipeline, few, replicas)
+        advised = self._check(pipeline, promising(certain, index, demands, ADVISORS), replicas)
         return with_fixes(whole, advised.fixes if isinstance(advised, Infeasible) else ())
+
+    def _index(self, key: Key, plan: ResolvedPlan, cluster: ClusterView) -> NodeIndex:
+        """The one that is kept up; or one for this question, where the pipeline names other labels or has pods itself."""
+        labels = relevant_labels(plan, self.catalogue, cluster)
+        kept = self.index(key)
+        return kept if kept is not None and labels <= kept.labels else NodeIndex(labels, cluster.nodes or ())
 
     def _check(
         self,
@@ -103,13 +121,22 @@ class Context:
         cluster: ClusterView,
         replicas: Mapping[str, int] | None = None,
         *,
-        fixes: bool = True,
+        advise: bool = True,
+        fleet: Fleet | None = None,
     ) -> Verdict | None:
-        plan = self.resolve(pipeline).plan
-        if plan is None:
+        resolved = self.resolve(pipeline)
+        if resolved.plan is None:
             return None
-        paths = stage_paths(pipeline.spec)
-        return check_placement(plan, cluster, catalogue=self.catalogue, replicas=replicas, paths=paths, fixes=fixes)
+        return check_placement(
+            resolved.plan,
+            cluster,
+            catalogue=self.catalogue,
+            replicas=replicas,
+            paths=stage_paths(pipeline.spec),
+            fixes=1 if advise else 0,  # one is said
+            fleet=fleet,
+            memo=resolved.memo,
+        )
 
     def _scaled(self, plan: ResolvedPlan, key: Key) -> dict[str, int]:
         """Pod group -> replicas of its OmniStage, where the pipeline does not fix them."""

@@ -5,16 +5,16 @@ Of a pod its requests are kept and nothing else; a cluster has many, and most ar
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from omni_operator.names import PIPELINE_LABEL, pipeline_label
-from omni_operator.placement import ClusterView, NodeView, QuotaView, plan_demand, pod_resources
+from omni_operator.placement import ClusterView, NodeView, QuotaView, pod_resources
+from omni_operator.placement.demand import PodDemand
 from omni_operator.placement.views import holds_resources
-from omni_runtime.deploy.plan import ResolvedPlan
 from omni_webhooks.cache import Key
+from omni_webhooks.index import NodeIndex
 
 Json = Mapping[str, Any]
 
@@ -54,22 +54,30 @@ class Nodes:
         self._pods: dict[Key, PodUse] = {}
         self._ours: dict[tuple[str, str], set[Key]] = {}  # (namespace, pipeline label) -> its pods
         self._loaded: dict[str, NodeView] = {}  # plain, with its load; rebuilt when either changes
+        self._index = NodeIndex()
 
     # ------------------------------------------------------------------ events
     def node_changed(self, key: Key, node: NodeView | None) -> None:
         if node is None:
             self._plain.pop(key[1], None)
             self._loaded.pop(key[1], None)
-        else:
+            self._index.put(key[1], None)
+        elif self._plain.get(key[1]) != node:  # most of what a node says of itself is a heartbeat
             self._plain[key[1]] = node
             self._refresh(key[1])
 
     def pod_changed(self, key: Key, pod: PodUse | None) -> None:
-        former = self._pods.pop(key, None)
+        former = self._pods.get(key)
+        if former == pod:
+            return
         if former is not None:
+            del self._pods[key]
             self._add(former, -1)
             if former.pipeline:
-                self._ours[(former.namespace, former.pipeline)].discard(key)
+                owner = (former.namespace, former.pipeline)
+                self._ours[owner].discard(key)
+                if not self._ours[owner]:
+                    del self._ours[owner]
         if pod is not None:
             self._pods[key] = pod
             self._add(pod, 1)
@@ -82,13 +90,27 @@ class Nodes:
         load = self._loads.setdefault(pod.node, {})
         for name, amount in pod.requests.items():
             load[name] = load.get(name, 0) + sign * amount
+            if not load[name]:
+                del load[name]  # what holds nothing is equal to what never did
+        if not load:
+            del self._loads[pod.node]
 
     def _refresh(self, name: str) -> None:
         plain = self._plain.get(name)
         if plain is not None:
             self._loaded[name] = replace(plain, used=dict(self._loads.get(name, {})))
+            self._index.put(name, self._loaded[name])
 
     # ------------------------------------------------------------------ questions
+    def tell_apart_by(self, labels: frozenset[str]) -> None:
+        """Which labels of nodes matter; they change with the profiles."""
+        if self._index.labels != labels:
+            self._index = NodeIndex(labels, self._loaded.values())
+
+    def index(self, pipeline: Key) -> NodeIndex | None:
+        """The nodes of `view`, ordered; None where pods of the pipeline itself are left out of that."""
+        return None if self._ours.get((pipeline[0], pipeline_label(pipeline[1]))) else self._index
+
     def view(
         self,
         pipeline: Key,
@@ -117,23 +139,14 @@ class Nodes:
         return found
 
 
-def promising(cluster: ClusterView, plan: ResolvedPlan, count: int = 32) -> ClusterView:
+def promising(cluster: ClusterView, index: NodeIndex, demands: Iterable[PodDemand], count: int) -> ClusterView:
     """The cluster with only the nodes on which each pod group would most likely find room: those with most devices, then
     most memory, left. What fits here fits the whole cluster; what does not may still fit elsewhere.
     """
-    nodes = [n for n in cluster.nodes or () if n.schedulable]
     chosen: dict[str, NodeView] = {}
-    for demand in plan_demand(plan, {}, {}):
-        device = demand.device_resource or ""
-        wanted = demand.node_selector.items()
-        fitting = (n for n in nodes if wanted <= n.labels.items() and (not device or device in n.allocatable))
-        best = heapq.nlargest(count, fitting, key=lambda n: (_left(n, device), _left(n, "memory")))
-        chosen.update((n.name, n) for n in best)
+    for demand in demands:
+        chosen.update((n.name, n) for n in index.best(demand, count))
     return replace(cluster, nodes=tuple(chosen.values()))
-
-
-def _left(node: NodeView, resource: str) -> int:
-    return node.allocatable.get(resource, 0) - node.used.get(resource, 0)
 
 
 def _without_own(quota: QuotaView, own: Iterable[PodUse]) -> QuotaView:

@@ -86,10 +86,11 @@ class AdmissionServer:
             if stage is None:
                 return unchecked_answer(call, f"{STAGE.kind} {call.key[1]} is not known yet")
             review = scale_review(call, stage)
-        decision = decide(review, self._rules, self._site.context(), self._stale)
+        seen = self._site.context()
+        decision = decide(review, self._rules, seen, self._stale)
         if decision.errors and decision.needs & {PROFILES, TENANTS}:
             # Before a refusal, the small facts that it rests on are read again: a watch may lag.
-            context = await self._site.confirm(started)
+            context = await self._site.confirm(started, seen)
             if context is not None:
                 decision = decide(review, self._rules, context, self._stale)
         _count(review.kind, decision)

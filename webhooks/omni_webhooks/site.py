@@ -15,6 +15,7 @@ from omni_operator.errors import KubeError, NotFound
 from omni_operator.kinds import NODE, PIPELINE, POD, PROFILE, QUOTA, STAGE, TENANT, JsonObject
 from omni_operator.kube import Kube
 from omni_operator.placement import Catalogue, ClusterView
+from omni_operator.placement.question import common_labels
 from omni_operator.placement.views import node_view, quota_view
 from omni_webhooks import logs
 from omni_webhooks.cache import Key, Mirror
@@ -58,9 +59,12 @@ class Site:
         self._placement = placement
         self._monotonic = monotonic
         self.profiles = Mirror(
-            PROFILE, OmniRuntimeProfile.model_validate, changed=self._profile_changed, monotonic=monotonic
+            PROFILE, OmniRuntimeProfile.model_validate, changed=self._profile_changed, monotonic=monotonic,
+            keep_revisions=True,
+        )  # fmt: skip
+        self.tenants = Mirror(
+            TENANT, OmniTenant.model_validate, changed=self._tenant_changed, monotonic=monotonic, keep_revisions=True
         )
-        self.tenants = Mirror(TENANT, OmniTenant.model_validate, monotonic=monotonic)
         self.pipelines = Mirror(
             PIPELINE, OmniPipeline.model_validate, changed=self._pipeline_changed, monotonic=monotonic
         )
@@ -74,6 +78,7 @@ class Site:
         self._counts: dict[PoolKey, int] = {}
         self._counted: dict[Key, PoolKey] = {}
         self._profiles_by_name: dict[str, OmniRuntimeProfile] = {}
+        self._tenants_by_name: dict[str, OmniTenant] = {}
         self._reckon = asyncio.Event()  # profiles changed: the ledger has to be worked out again
         self._confirming = asyncio.Lock()
         self._confirmed: tuple[float, Context] | None = None
@@ -91,34 +96,35 @@ class Site:
             tasks.create_task(self._keep_reckoning(), name="ledger")
 
     def context(self) -> Context:
-        return self._context(
-            self._profiles_by_name, {name: tenant for (_, name), tenant in self.tenants.items.items()}, confirmed=False
-        )
+        return self._context(self._profiles_by_name, self._tenants_by_name, confirmed=False)
 
-    async def confirm(self, asked_at: float) -> Context | None:
-        """The context with profiles and tenants as the API server has them now; None when it does not say in time.
+    async def confirm(self, asked_at: float, seen: Context) -> Context | None:
+        """The context with profiles and tenants as the API server has them now; None where they are what was seen
+        already, or when it does not say in time.
 
         A watch lags by milliseconds, which is enough for a profile and a pipeline that are applied together. Calls that
         ask at the same time share one answer, as long as it was fetched after they began.
         """
         async with self._confirming:
-            if self._confirmed is not None and self._confirmed[0] >= asked_at:
-                return self._confirmed[1]
-            started = self._monotonic()
-            try:
-                async with asyncio.timeout(CONFIRM_SECONDS):
-                    profiles = await self._kube.list(PROFILE, None)
-                    tenants = await self._kube.list(TENANT, None)
-            except (KubeError, TimeoutError) as error:
-                logs.warning("confirm.failed", error=str(error))
-                return None
-            context = self._context(
-                {p.metadata.name: p for p in map(OmniRuntimeProfile.model_validate, profiles.items)},
-                {t.metadata.name: t for t in map(OmniTenant.model_validate, tenants.items)},
-                confirmed=True,
-            )
-            self._confirmed = (started, context)
-            return context
+            if self._confirmed is None or self._confirmed[0] < asked_at:
+                started = self._monotonic()
+                try:
+                    async with asyncio.timeout(CONFIRM_SECONDS):
+                        profiles = await self._kube.list(PROFILE, None)
+                        tenants = await self._kube.list(TENANT, None)
+                except (KubeError, TimeoutError) as error:
+                    logs.warning("confirm.failed", error=str(error))
+                    return None
+                new_profiles, new_tenants = self.profiles.news(profiles.items), self.tenants.news(tenants.items)
+                context = self._context(
+                    self._profiles_by_name if new_profiles is None else new_profiles,
+                    self._tenants_by_name if new_tenants is None else new_tenants,
+                    confirmed=True,
+                )
+                self._confirmed = (started, context)
+            context = self._confirmed[1]
+            same = context.profiles is seen.profiles and context.tenants is seen.tenants
+            return None if same else context
 
     async def stage(self, key: Key) -> StageCount | None:
         """An OmniStage; one that the watch has not brought yet is asked for."""
@@ -161,6 +167,7 @@ class Site:
             counts=self._counts,
             ledger=self.ledger,
             cluster=self._cluster,
+            index=self.nodes.index,
             catalogue=self._catalogue_of(profiles),
             nodes_are_known=bool(self.node_list.items),
             ages=ages,
@@ -180,6 +187,8 @@ class Site:
         """Profiles change rarely, and every change makes another dictionary."""
         if self._catalogue[0] is not profiles:
             self._catalogue = (profiles, Catalogue.of(profiles))
+        if profiles is self._profiles_by_name:
+            self.nodes.tell_apart_by(common_labels(self._catalogue[1], self._placement.domain_label))
         return self._catalogue[1]
 
     def _profile_changed(self, key: Key, profile: OmniRuntimeProfile | None) -> None:
@@ -187,6 +196,10 @@ class Site:
         rest = {name: p for name, p in self._profiles_by_name.items() if name != key[1]}
         self._profiles_by_name = rest if profile is None else {**rest, key[1]: profile}
         self._reckon.set()
+
+    def _tenant_changed(self, key: Key, tenant: OmniTenant | None) -> None:
+        rest = {name: t for name, t in self._tenants_by_name.items() if name != key[1]}
+        self._tenants_by_name = rest if tenant is None else {**rest, key[1]: tenant}
 
     def _pipeline_changed(self, key: Key, pipeline: OmniPipeline | None) -> None:
         self.ledger.put(key, pipeline, self._profiles_by_name)

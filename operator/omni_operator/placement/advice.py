@@ -33,12 +33,12 @@ class _Tries:
     def for_(cls, question: Question) -> _Tries:
         return cls(MAX_TRIES if len(question.fleet or ()) <= MANY_KINDS else FEWER_TRIES)
 
-    def ask(self, question: Question) -> Facts | None:
+    def ask(self, question: Question, *, explain: bool = True) -> Facts | None:
         """None when enough was tried."""
         if self.left <= 0:
             return None
         self.left -= 1
-        return evaluate(question)
+        return evaluate(question, explain=explain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,10 @@ class _State:
     steps: tuple[Change, ...]
 
 
-def advise(question: Question, facts: Facts, *, nodes: bool = True) -> tuple[Fix, ...]:
-    """Up to three fixes with the fewest changes. nodes=False: none that adds a node."""
+def advise(question: Question, facts: Facts, most: int = MAX_FIXES, *, nodes: bool = True) -> tuple[Fix, ...]:
+    """So many fixes at most, with the fewest changes. nodes=False: none that adds a node."""
+    if not most:
+        return ()
     tries = _Tries.for_(question)
     frontier = [_State(question, facts, ())]
     for _ in range(MAX_CHANGES):
@@ -67,7 +69,7 @@ def advise(question: Question, facts: Facts, *, nodes: bool = True) -> tuple[Fix
                 steps = (*state.steps, change)
                 if isinstance(reached.verdict, Feasible):
                     fixes.append(_fix(steps))
-                    if len(fixes) == MAX_FIXES:
+                    if len(fixes) == most:
                         return tuple(fixes)
                 elif isinstance(reached.verdict, Infeasible):
                     following.append(_State(change.question, reached, steps))
@@ -166,7 +168,7 @@ def _fewer_devices(state: _State) -> Iterator[Change]:
 
 
 def _feasible(tries: _Tries, question: Question) -> bool:
-    facts = tries.ask(question)
+    facts = tries.ask(question, explain=False)
     return facts is not None and isinstance(facts.verdict, Feasible)
 
 

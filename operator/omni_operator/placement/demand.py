@@ -3,7 +3,7 @@ and the scheduler see the same numbers. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from omni_operator.resources.child import Scope
 from omni_operator.resources.deployment import ENTRY_REPLICAS
 from omni_operator.resources.entry_pod import build_entry_pod
 from omni_operator.resources.stage_pod import build_stage_pod
-from omni_runtime.deploy.plan import ResolvedPlan
+from omni_runtime.deploy.plan import ResolvedPlan, StagePlan
 from omni_runtime.deploy.quantity import parse_quantity
 
 ENTRY = "entry"
@@ -35,12 +35,39 @@ class PodDemand:
     device_bytes: int = 0  # what the hungriest of its stages needs of one device
 
 
-def plan_demand(plan: ResolvedPlan, replicas: Mapping[str, int], need: Mapping[str, int]) -> tuple[PodDemand, ...]:
-    """replicas: by leader; without an entry, the count that the pipeline starts with. need: stage -> bytes per device."""
+class Asks:
+    """What pods ask for, worked out once per group of stages: the variants of a plan share most of them.
+
+    It depends on nothing of a plan but these (frozen) stages, so they are the key.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], tuple[object, dict[str, Any]]] = {}
+
+    def of_group(self, scope: Scope, plan: ResolvedPlan, stages: Sequence[StagePlan]) -> dict[str, Any]:
+        return self._once(stages, lambda: build_stage_pod(scope, plan, stages)["spec"])
+
+    def of_entry(self, scope: Scope, plan: ResolvedPlan) -> dict[str, Any]:
+        return self._once((plan.entry,), lambda: build_entry_pod(scope, plan)["spec"])
+
+    def _once(self, parts: Sequence[object], build: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        key = tuple(map(id, parts))
+        found = self._known.get(key)
+        if found is None:
+            # The parts are kept beside the answer: their ids cannot be given to others meanwhile.
+            found = self._known[key] = (tuple(parts), _asks(build()))
+        return found[1]
+
+
+def plan_demand(
+    plan: ResolvedPlan, replicas: Mapping[str, int], need: Mapping[str, int], asks: Asks | None = None
+) -> tuple[PodDemand, ...]:
+    """replicas: by leader; without an entry, the count that the pipeline starts with. need: stage -> bytes per device.
+    asks: what is known of this plan and its variants."""
+    asks = asks or Asks()
     scope = Scope(plan.pipeline or _ANY, _ANY)
     found = []
     for leader, stages in plan.pod_groups().items():
-        spec = build_stage_pod(scope, plan, stages)["spec"]
         first = next((s for s in stages if s.device.resource_name), stages[0])
         found.append(
             PodDemand(
@@ -50,11 +77,10 @@ def plan_demand(plan: ResolvedPlan, replicas: Mapping[str, int], need: Mapping[s
                 device_resource=first.device.resource_name,
                 device_class=first.device.device_class,
                 device_bytes=max((need.get(s.name, 0) for s in stages if s.device.resource_name), default=0),
-                **_asks(spec),
+                **asks.of_group(scope, plan, stages),
             )
         )
-    spec = build_entry_pod(scope, plan)["spec"]
-    found.append(PodDemand(group=ENTRY, stages=(), replicas=ENTRY_REPLICAS, **_asks(spec)))
+    found.append(PodDemand(group=ENTRY, stages=(), replicas=ENTRY_REPLICAS, **asks.of_entry(scope, plan)))
     return tuple(found)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
+from omni_operator.placement import nodes
 from omni_operator.placement.budgets import over_budget, over_quota
 from omni_operator.placement.demand import ENTRY, PodDemand, plan_demand
-from omni_operator.placement.nodes import arrange, explain, place
+from omni_operator.placement.nodes import arrange, place
 from omni_operator.placement.question import Question
 from omni_operator.placement.rules import check_rules
 from omni_operator.placement.types import (
@@ -39,8 +40,9 @@ class Facts:
     demands: tuple[PodDemand, ...] = ()
 
 
-def evaluate(question: Question) -> Facts:
-    """Feasible with a witness, or Infeasible with its first constraint; every violation of that kind is in errors."""
+def evaluate(question: Question, *, explain: bool = True) -> Facts:
+    """Feasible with a witness, or Infeasible with its first constraint; every violation of that kind is in errors.
+    explain=False: why the nodes have no room is not worked out."""
     errors, warnings = check_rules(question)
     memory = tuple(m for m in (question.memory(s) for s in question.plan.stages) if m is not None)
     warnings += tuple(memory_warnings(question, memory))
@@ -55,14 +57,14 @@ def evaluate(question: Question) -> Facts:
     broken = _memory_verdict(question, memory) or _shared_verdict(question)
     if broken is not None:
         return Facts(Infeasible(memory, warnings, *broken))
-    demands = plan_demand(question.plan, {}, {m.stage: m.need if m.known else 0 for m in memory})
+    demands = plan_demand(question.plan, {}, {m.stage: m.need if m.known else 0 for m in memory}, question.memo.asks)
     limits = _limit_constraints(demands, question.cluster)
     if limits:
         where = [FieldError(_replicas_path(question, c), "", c.message, "") for c in limits]
         return Facts(Infeasible(memory, warnings, limits[0], tuple(where)), demands)
     if question.fleet is None:
         return Facts(Feasible(memory, warnings), demands)
-    return Facts(_on_nodes(question, demands, memory, warnings), demands)
+    return Facts(_on_nodes(question, demands, memory, warnings, explain), demands)
 
 
 def _on_nodes(
@@ -70,6 +72,7 @@ def _on_nodes(
     demands: tuple[PodDemand, ...],
     memory: tuple[StageMemory, ...],
     warnings: tuple[PlacementWarning, ...],
+    explain: bool,
 ) -> Verdict:
     cluster = question.cluster
     assert question.fleet is not None
@@ -82,7 +85,9 @@ def _on_nodes(
         shelf = arrange(demands, question.fleet)
         witness, packing = place(shelf)
         if witness is None:
-            constraint = explain(shelf, question.fleet, packing)
+            if not explain:
+                return Infeasible(memory, warnings, proven=packing.proven)
+            constraint = nodes.explain(shelf, question.fleet, packing)
             error = FieldError(_replicas_path(question, constraint), "", constraint.message, "")
             return Infeasible(memory, warnings, constraint, (error,), (), packing.proven)
         if ties and cluster.domain_required:

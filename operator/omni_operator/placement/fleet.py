@@ -23,12 +23,11 @@ Fleet = tuple[Kind, ...]
 
 def fleet_of(nodes: Iterable[NodeView], labels: frozenset[str]) -> Fleet:
     """labels: those that a selector names; labels that describe devices are kept as well."""
-    found: dict[tuple[object, ...], tuple[NodeView, list[str], object]] = {}
+    found: dict[tuple[object, object], tuple[NodeView, list[str], object]] = {}
     for node in nodes:
         if not node.schedulable:
             continue
-        kept = frozenset((k, v) for k, v in node.labels.items() if k in labels or _tells(k))
-        static = (kept, node.taints, frozenset(node.allocatable.items()))
+        static = static_of(node, labels)
         key = (static, frozenset(node.used.items()))
         entry = found.get(key)
         if entry is None:
@@ -36,6 +35,12 @@ def fleet_of(nodes: Iterable[NodeView], labels: frozenset[str]) -> Fleet:
         else:
             entry[1].append(node.name)
     return tuple(Kind(node, tuple(names), static) for node, names, static in found.values())
+
+
+def static_of(node: NodeView, labels: frozenset[str]) -> object:
+    """What of a node stays as it is while pods come and go, as far as it can make a difference."""
+    kept = frozenset((k, v) for k, v in node.labels.items() if k in labels or _tells(k))
+    return kept, node.taints, frozenset(node.allocatable.items())
 
 
 _tells = lru_cache(maxsize=4096)(tells_devices)

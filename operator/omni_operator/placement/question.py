@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from omni_crds.v1alpha1.pipeline import PipelineSpec
-from omni_operator.placement.demand import ENTRY
+from omni_operator.placement.demand import ENTRY, Asks
 from omni_operator.placement.devices import Catalogue, DeviceSpec
 from omni_operator.placement.fleet import Fleet, fleet_of
 from omni_operator.placement.known import known_part
@@ -17,6 +17,21 @@ from omni_operator.placement.modelfacts import ModelPart
 from omni_operator.placement.types import ClusterView, NodeView, StageMemory
 from omni_runtime.deploy.plan import ReplicaBounds, ResolvedPlan, StagePlan
 from omni_runtime.deploy.quantity import parse_quantity
+
+
+class Memo:
+    """What was worked out of one plan and its variants already, with one catalogue. Stages are frozen: each is asked once."""
+
+    def __init__(self) -> None:
+        self.asks = Asks()
+        self._memory: dict[int, tuple[StagePlan, StageMemory | None]] = {}
+
+    def memory(self, stage: StagePlan, work_out: Callable[[StagePlan], StageMemory | None]) -> StageMemory | None:
+        found = self._memory.get(id(stage))
+        if found is None:
+            # The stage is kept beside the answer: its id cannot be given to another one meanwhile.
+            found = self._memory[id(stage)] = (stage, work_out(stage))
+        return found[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +44,7 @@ class Question:
     fleet: Fleet | None = None  # the nodes of `cluster`, by kind
     parts: Mapping[str, ModelPart] = field(default_factory=dict)
     paths: Mapping[str, str] = field(default_factory=dict)
+    memo: Memo = field(default_factory=Memo, compare=False)
 
     def path(self, stage: str) -> str:
         return self.paths.get(stage) or ("spec.entry" if stage == ENTRY else f"spec.stages[name={stage}]")
@@ -41,6 +57,9 @@ class Question:
 
     def memory(self, stage: StagePlan) -> StageMemory | None:
         """None where the device class is not known at all: another check says so."""
+        return self.memo.memory(stage, self._memory)
+
+    def _memory(self, stage: StagePlan) -> StageMemory | None:
         device = self.device(stage)
         if device is None:
             return None
@@ -67,18 +86,25 @@ def ask(
     catalogue: Catalogue,
     parts: Mapping[str, ModelPart],
     paths: Mapping[str, str],
+    fleet: Fleet | None = None,
+    memo: Memo | None = None,
 ) -> Question:
-    labels = relevant_labels(plan, catalogue, cluster)
-    fleet = None if cluster.nodes is None else fleet_of(cluster.nodes, labels)
-    return Question(plan, cluster, catalogue, fleet, parts, paths)
+    if fleet is None and cluster.nodes is not None:
+        fleet = fleet_of(cluster.nodes, relevant_labels(plan, catalogue, cluster))
+    return Question(plan, cluster, catalogue, fleet, parts, paths, memo or Memo())
 
 
 def relevant_labels(plan: ResolvedPlan, catalogue: Catalogue, cluster: ClusterView) -> frozenset[str]:
     """Labels that can make a difference: what a selector names, and the domain."""
     named = {name for stage in plan.stages for name, _ in stage.node_selector}
     named |= {name for name, _ in plan.entry.node_selector}
-    named |= {name for device in catalogue.classes.values() for name in device.node_selector or ()}
-    return frozenset(named | ({cluster.domain_label} if cluster.domain_label else set()))
+    return common_labels(catalogue, cluster.domain_label) | named
+
+
+def common_labels(catalogue: Catalogue, domain_label: str | None) -> frozenset[str]:
+    """Those that can make a difference to any plan; a plan may name more."""
+    named = {name for device in catalogue.classes.values() for name in device.node_selector or ()}
+    return frozenset(named | ({domain_label} if domain_label else set()))
 
 
 def stage_paths(spec: PipelineSpec) -> dict[str, str]:

@@ -30,6 +30,7 @@ DEFAULT_PROFILE = "default"
 DRAIN_SECONDS = 300  # an answer that is being spoken ends by itself within this time (T44)
 ENTRY_PORT = 80  # of the Service
 MAX_QUEUE = 256
+_ENTRY_DEFAULTS = {f.name: f.default for f in msgspec.structs.fields(EntryPlan)}
 
 
 def resolve(
@@ -191,7 +192,6 @@ def _sorted_or_none(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 def _entry_options(entry: EntrySpec, origins: Origins) -> dict[str, Any]:
     """What the entry does with requests; fields of EntryPlan that have defaults of their own."""
-    defaults = {f.name: f.default for f in msgspec.structs.fields(EntryPlan)}
     asked = {
         "max_per_tenant": entry.max_per_tenant,
         "tenant_header": entry.tenant_header,
@@ -203,6 +203,6 @@ def _entry_options(entry: EntrySpec, origins: Origins) -> dict[str, Any]:
         "allowed_media_domains": _sorted_or_none(entry.allowed_media_domains),
     }
     return {
-        name: origins.pick(f"entry.{to_camel(name)}", [(PIPELINE, value)], defaults[name])
+        name: origins.pick(f"entry.{to_camel(name)}", [(PIPELINE, value)], _ENTRY_DEFAULTS[name])
         for name, value in asked.items()
     }

@@ -173,7 +173,7 @@ class World:
 
     def context(self) -> Context:
         """What the cache would hold of this world. Fresh each time: a context remembers what it resolved."""
-        return replace(self._context, _resolved={})
+        return replace(self._context, _resolved={}, _fits={})
 
     @cached_property
     def _context(self) -> Context:

@@ -109,7 +109,7 @@ def test_each_short_stage_gets_its_own_advice() -> None:
 
 def test_a_verdict_without_advice_is_the_same_verdict() -> None:
     cluster = a_cluster(a_node("h", H100, 2))
-    full, quick = check(example("qwen3-omni"), cluster), check(example("qwen3-omni"), cluster, fixes=False)
+    full, quick = check(example("qwen3-omni"), cluster), check(example("qwen3-omni"), cluster, fixes=0)
     assert isinstance(full, Infeasible)
     assert isinstance(quick, Infeasible)
     assert quick.constraint == full.constraint

@@ -110,7 +110,7 @@ def agree(count: int) -> None:
         assert verdict.proven, f"seed {seed} is small"
         assert verdict.fixes, f"seed {seed}: {verdict.message}"
         for fix in verdict.fixes:
-            after = check_placement(fix.plan, fix.cluster, catalogue=catalogue(), fixes=False)
+            after = check_placement(fix.plan, fix.cluster, catalogue=catalogue(), fixes=0)
             assert isinstance(after, Feasible), f"seed {seed}: {fix.text}"
             assert after.witness is not None
             assert verify_witness(after.witness, plan_demand(fix.plan, {}, {}), fix.cluster) == (), f"seed {seed}"

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from omni_crds.v1alpha1.pipeline import OmniPipeline
 from omni_operator.names import PIPELINE_LABEL
-from omni_operator.placement import ClusterView, Feasible, Infeasible, NodeView
+from omni_operator.placement import ClusterView, Feasible, Infeasible, NodeView, plan_demand
 from omni_operator.placement.views import cluster_view, node_view, quota_view
 from omni_webhooks.context import FEW_NODES, Context
+from omni_webhooks.index import NodeIndex
 from omni_webhooks.nodes import Nodes, promising, read_pod
 from tests.apiserver.webhooks.corpus import Object, World, cases
 
@@ -136,6 +137,7 @@ class TestLargeClusters:
         context, pipeline = self.context(large(5)), self.pipeline()
         plan = context.resolve(pipeline).plan
         assert plan is not None
-        some = promising(ClusterView(nodes=large(5)), plan, count=4)
+        index = NodeIndex(frozenset({"nvidia.com/gpu.product"}), large(5))
+        some = promising(ClusterView(nodes=large(5)), index, plan_demand(plan, {}, {}), count=4)
         assert len(some.nodes or ()) <= 4 * 3
         assert "last" in {n.name for n in some.nodes or ()}

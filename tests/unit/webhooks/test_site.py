@@ -54,6 +54,10 @@ def site(live: Live | None = None, **options: Any) -> Site:
     return Site(live or Live(), PlacementOptions(**options), monotonic=Clock())
 
 
+def _revised(body: dict[str, Any], version: str) -> dict[str, Any]:
+    return {**body, "metadata": {**body["metadata"], "resourceVersion": version}}
+
+
 def profile(name: str) -> dict[str, Any]:
     return next(p for p in World().profiles() if p["metadata"]["name"] == name)
 
@@ -131,7 +135,7 @@ class TestConfirm:
         live = Live(profiles=[profile("cuda")])
         made = site(live)
         assert made.context().profiles == {}
-        context = await made.confirm(made._monotonic())
+        context = await made.confirm(made._monotonic(), made.context())
         assert context is not None
         assert set(context.profiles) == {"cuda"}
         assert context.ages[PROFILES] == 0.0, "fresh, however old the copy is"
@@ -140,13 +144,38 @@ class TestConfirm:
         live = Live()
         made = site(live)
         asked = made._monotonic()
-        await asyncio.gather(*(made.confirm(asked) for _ in range(5)))
+        await asyncio.gather(*(made.confirm(asked, made.context()) for _ in range(5)))
         assert live.lists == 2, "profiles and tenants, once"
-        await made.confirm(made._monotonic())
+        await made.confirm(made._monotonic(), made.context())
         assert live.lists == 4, "a later call reads again"
 
     async def test_an_api_server_that_does_not_answer_is_not_waited_for(self) -> None:
-        assert await site(Live(error=Transient("refused"))).confirm(0.0) is None
+        made = site(Live(error=Transient("refused")))
+        assert await made.confirm(0.0, made.context()) is None
+
+    async def test_what_was_seen_already_is_not_judged_twice(self) -> None:
+        """Unless the watch brought something in between, or the API server says what the watch has not brought."""
+        old, new = _revised(profile("cuda"), "1"), _revised(profile("cuda"), "2")
+        live = Live(profiles=[old])
+        made = site(live)
+        made.profiles._take("ADDED", old)
+        seen = made.context()
+        assert await made.confirm(made._monotonic(), seen) is None
+        live.profiles = [new]
+        assert await made.confirm(made._monotonic(), seen) is not None
+        made.profiles._take("MODIFIED", new)
+        assert await made.confirm(made._monotonic(), seen) is not None
+        assert await made.confirm(made._monotonic(), made.context()) is None
+        live.profiles = []
+        gone = await made.confirm(made._monotonic(), made.context())
+        assert gone is not None
+        assert gone.profiles == {}
+
+    async def test_a_profile_that_cannot_be_read_does_not_end_a_review(self) -> None:
+        made = site(Live(profiles=[profile("cuda"), {"metadata": {"name": "odd", "resourceVersion": "7"}}]))
+        context = await made.confirm(made._monotonic(), made.context())
+        assert context is not None
+        assert set(context.profiles) == {"cuda"}
 
 
 class TestStage:

@@ -38,6 +38,8 @@ def check(change: Change[OmniPipeline], context: Context) -> Iterator[Finding]:
     policy = missing_nodes_policy(plan, context.profiles)
     if policy is MissingNodesPolicy.IGNORE or not context.nodes_are_known:
         return
+    if isinstance(context.fits_devices(change.new), Infeasible):
+        return  # on no node of any cluster, as another rule says
     may_grow = policy is MissingNodesPolicy.WARN
     verdict = context.fits_cluster(change.new, change.key, nodes_may_be_added=may_grow)
     if isinstance(verdict, FeasibleIfNodesAreAdded):
