@@ -146,6 +146,8 @@ class PeerLinks:
             self.hub.metrics.fallbacks.labels("fetch").inc()
             log.warning("mooncake.fetch_failed", segment=message.segment, reason=str(error or "see the engine's log"))
         stream.link.answer(message.stream, done=done, later=done, reason="" if done else "the fetch failed")
+        if done:
+            self.hub.metrics.fetched.inc(slab.length)
         if done and wanted:
             stream.put, stream.slab, stream.got = message.put, slab, message.put.length
             self._hand_over(stream, message.put, b"", whole=True)

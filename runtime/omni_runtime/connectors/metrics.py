@@ -125,6 +125,9 @@ class SidecarMetrics:
         self.fallbacks = Counter(
             "omni:connector_fallbacks", "Streams of a Mooncake edge that went over TCP", ("reason",), registry=r
         )
+        self.fetched = Counter(
+            "omni:connector_fetched_bytes", "Bytes that Mooncake's engine read from other pods", registry=r
+        )
         self.late = Counter("omni:connector_late_pieces", "Pieces of ended streams, dropped", registry=r)
         self._gauges: list[Gauge] = []
 

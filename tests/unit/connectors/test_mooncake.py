@@ -64,6 +64,7 @@ async def test_large_pieces_are_fetched_and_small_ones_keep_their_place(pair: Pa
     text = pair.hosts[0].sidecar.metrics.render().decode()
     assert 'omni:connector_chunks_total{connector="Mooncake"' in text
     assert fallbacks(pair, "fetch") == fallbacks(pair, "unavailable") == 0
+    assert pair.hosts[1].sidecar.metrics.fetched._value.get() == 3 * LARGE + 3 * MIB
     await pair.nothing_left()
 
 
