@@ -13,7 +13,7 @@ from omni_runtime.orchestrator.calls import Call
 from omni_runtime.serving.context import ServingContext, context_of
 from omni_runtime.serving.errors import UnknownModel
 from omni_runtime.serving.params import StageParams
-from omni_runtime.serving.schema.chat import STREAMED_FORMATS
+from omni_runtime.serving.schema.chat import STREAMED_FORMATS, Spoken
 from omni_runtime.serving.schema.common import Common, Sampling
 from omni_runtime.topology.types import Modality
 
@@ -74,6 +74,18 @@ def sampling_params(sampling: Sampling, modalities: frozenset[Modality], **more:
         ignore_eos=sampling.ignore_eos,
         **more,
     )
+
+
+def spoken_params(asked: Spoken, context: ServingContext, **more: Any) -> tuple[frozenset[Modality], StageParams]:
+    """What an answer that may be spoken consists of, and its parameters. `more`: as for `sampling_params`.
+
+    Raises InvalidRequest for what this pipeline does not give, or cannot stream.
+    """
+    modalities = check_modalities(asked.modalities, context)
+    if asked.stream and Modality.AUDIO in modalities:
+        check_streamed_format(asked.audio.format)
+    voice = check_voice(asked.audio.voice, context, "audio.voice")
+    return modalities, sampling_params(asked, modalities, voice=voice, **more)
 
 
 def build_call(

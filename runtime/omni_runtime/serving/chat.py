@@ -17,14 +17,7 @@ from omni_runtime.orchestrator.calls import Call, Output
 from omni_runtime.orchestrator.values import AudioPiece, TextPiece
 from omni_runtime.serving.audio import StreamEncoder, encode_whole
 from omni_runtime.serving.body import body_schema, parse_body, read_body
-from omni_runtime.serving.calls import (
-    build_call,
-    check_modalities,
-    check_model,
-    check_streamed_format,
-    check_voice,
-    sampling_params,
-)
+from omni_runtime.serving.calls import build_call, check_model, spoken_params
 from omni_runtime.serving.chunks import Completion
 from omni_runtime.serving.collect import Collected
 from omni_runtime.serving.context import ServingContext, context_of
@@ -54,19 +47,15 @@ async def create_chat_completion(request: Request) -> Response:
 
 async def build_chat_call(chat: ChatRequest, context: ServingContext, request: Request) -> Call:
     """Raises InvalidRequest for what this pipeline cannot do."""
-    modalities = check_modalities(chat.modalities, context)
-    _check_codes(chat, modalities, context)
-    if chat.stream and Modality.AUDIO in modalities:
-        check_streamed_format(chat.audio.format)
-    params = sampling_params(
+    modalities, params = spoken_params(
         chat,
-        modalities,
+        context,
         max_tokens=chat.token_limit,
-        voice=check_voice(chat.audio.voice, context, "audio.voice"),
         talker_max_tokens=chat.talker_max_tokens,
         talker_temperature=chat.talker_temperature,
         return_token_ids=chat.return_token_ids or _counts_tokens(chat),
     )
+    _check_codes(chat, modalities, context)
     inputs = await build_inputs(chat.messages, context.inputs, context.fetcher)
     return build_call(request, modalities, params, inputs, chat, emit_codes=chat.return_codec_codes)
 

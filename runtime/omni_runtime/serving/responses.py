@@ -16,14 +16,7 @@ from omni_runtime.orchestrator.calls import Call, Output
 from omni_runtime.orchestrator.values import AudioPiece, TextPiece
 from omni_runtime.serving.audio import StreamEncoder, encode_whole
 from omni_runtime.serving.body import body_schema, parse_body, read_body
-from omni_runtime.serving.calls import (
-    build_call,
-    check_modalities,
-    check_model,
-    check_streamed_format,
-    check_voice,
-    sampling_params,
-)
+from omni_runtime.serving.calls import build_call, check_model, spoken_params
 from omni_runtime.serving.collect import Collected
 from omni_runtime.serving.context import ServingContext, context_of
 from omni_runtime.serving.inputs import build_inputs
@@ -54,15 +47,7 @@ async def create_response(request: Request) -> Response:
 
 
 async def _build_call(body: ResponseRequest, context: ServingContext, request: Request) -> Call:
-    modalities = check_modalities(body.modalities, context)
-    if body.stream and Modality.AUDIO in modalities:
-        check_streamed_format(body.audio.format)
-    params = sampling_params(
-        body,
-        modalities,
-        max_tokens=body.max_output_tokens,
-        voice=check_voice(body.audio.voice, context, "audio.voice"),
-    )
+    modalities, params = spoken_params(body, context, max_tokens=body.max_output_tokens)
     inputs = await build_inputs(body.messages, context.inputs, context.fetcher, root="input")
     if body.instructions:
         inputs["messages"].insert(0, {"role": "system", "content": body.instructions})

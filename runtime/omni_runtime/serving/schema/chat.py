@@ -86,10 +86,15 @@ class AudioOptions(Value):
     voice: VoiceName | None = None
 
 
-class ChatRequest(Sampling):
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+class Spoken(Sampling):
+    """Fields of every surface whose answer may be text, speech or both."""
+
     modalities: list[Literal["text", "audio"]] = Field(default=["text"], min_length=1, max_length=4)
     audio: AudioOptions = AudioOptions()
+
+
+class ChatRequest(Spoken):
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     stream_options: StreamOptions = StreamOptions()
     max_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)

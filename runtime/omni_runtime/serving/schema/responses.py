@@ -9,13 +9,13 @@ from pydantic import Field
 from omni_runtime.serving.schema.chat import (
     MAX_MESSAGES,
     MAX_PARTS,
-    AudioOptions,
     ChatMessage,
     ContentPart,
     ImageUrlPart,
     InputAudio,
     InputAudioPart,
     MediaUrl,
+    Spoken,
     TextPart,
 )
 from omni_runtime.serving.schema.common import (
@@ -23,7 +23,6 @@ from omni_runtime.serving.schema.common import (
     MAX_TOKENS,
     NO_TOOLS,
     Refused,
-    Sampling,
     Value,
 )
 
@@ -68,7 +67,9 @@ class InputMessage(Value):
         return ChatMessage(role=self.role, content=content)
 
 
-class ResponseRequest(Sampling):
+class ResponseRequest(Spoken):
+    """`modalities` and `audio` are an extension."""
+
     input: (
         Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARACTERS)]
         | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -76,9 +77,6 @@ class ResponseRequest(Sampling):
     instructions: str | None = Field(default=None, max_length=MAX_TEXT_CHARACTERS)
     max_output_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
-    # Extensions
-    modalities: list[Literal["text", "audio"]] = Field(default=["text"], min_length=1, max_length=4)
-    audio: AudioOptions = AudioOptions()
 
     @property
     def messages(self) -> list[ChatMessage]:
