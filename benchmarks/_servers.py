@@ -120,6 +120,7 @@ async def plain_vllm(plan: ResolvedPlan) -> AsyncIterator[Server]:
     options = context.options()
     options.integer("threads", 1)  # ours, not vLLM's
     arguments = engine_arguments(context, options.remaining(), tap=None)
+    arguments.pop("distributed_executor_backend", None)  # ours; vLLM's own is what it is compared with
     port = _free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", LOOPBACK, "--port", str(port)]
     command += ["--served-model-name", plan.model.served_name, "--disable-uvicorn-access-log", *_flags(arguments)]
