@@ -19,6 +19,7 @@ from omni_operator.plan import plan_pipeline
 from omni_operator.plan.model import Outcome
 from omni_operator.plan.placement import plan_outlook, waits_for_places, with_outlook
 from omni_operator.status import announce, write_status
+from omni_operator.tenancy import read_tenant
 from omni_operator.ttfp import EntryStatusReader
 
 # A child that is being deleted by somebody: its DELETED event may come from a kind whose watch is cut.
@@ -67,7 +68,8 @@ async def reconcile(key: Key, cluster: Cluster, clock: Clock) -> Requeue:
         observed = replace(observed, scaling=cluster.autoscaler.track(observed, plan.resolved))
     if cluster.fleet is not None and waits_for_places(observed, plan):
         nodes = await cluster.fleet.view(key)
-        plan = with_outlook(observed, plan, plan_outlook(observed, plan, nodes) if nodes is not None else None)
+        tenant = await read_tenant(cluster.kube, observed, cluster.default_profile)
+        plan = with_outlook(observed, plan, plan_outlook(observed, plan, nodes, tenant))
     observed = await announce(observed, plan, cluster.kube, cluster.fence, clock())
     interruption: KubeError | None = None
     try:

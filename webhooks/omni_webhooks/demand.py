@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from omni_crds.v1alpha1.pipeline import OmniPipeline
+from omni_operator.placement.pools import demand_of
 from omni_runtime.deploy.plan import ResolvedPlan
-from omni_webhooks.ledger import demand_of
 
 
 def devices_at_start(plan: ResolvedPlan) -> Counter[str]:

@@ -12,23 +12,12 @@ from dataclasses import dataclass
 from omni_crds.v1alpha1.pipeline import OmniPipeline
 from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_operator.names import api_service_name, entry_control_name, entry_name, stage_name
-from omni_runtime.deploy.plan import ResolvedPlan
+from omni_operator.placement.pools import PoolDemand, demand_of
 from omni_runtime.deploy.resolve import resolve
 from omni_runtime.errors import InvalidPipeline
 
 Key = tuple[str, str]
 PoolKey = tuple[str, str, str]  # namespace, pipeline, stage
-
-
-@dataclass(frozen=True, slots=True)
-class PoolDemand:
-    """Devices of one pod group. initial: replicas that it starts with; maximum: None where no bound is set."""
-
-    leader: str
-    device_class: str
-    devices: int
-    initial: int
-    maximum: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +36,6 @@ class StageCount:
 class Entry:
     pools: tuple[PoolDemand, ...]
     names: frozenset[str]
-
-
-def demand_of(plan: ResolvedPlan) -> tuple[PoolDemand, ...]:
-    """Pod groups that need accelerators. Stages of one group share the devices of the one that has most."""
-    pools = []
-    for leader, members in plan.pod_groups().items():
-        with_devices = [m for m in members if m.device.resource_name is not None]
-        if with_devices:
-            largest = max(with_devices, key=lambda m: m.device.count)
-            bounds = plan.replicas[leader]
-            pools.append(
-                PoolDemand(leader, largest.device.device_class, largest.device.count, bounds.initial, bounds.maximum)
-            )
-    return tuple(pools)
 
 
 def child_names(pipeline: str, stages: Iterable[str]) -> frozenset[str]:

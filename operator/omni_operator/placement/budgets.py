@@ -56,12 +56,18 @@ def over_budget(
         budget = tenant.budget.get(name)
         used = tenant.used.get(name, 0)
         if budget is not None and count and used + count > budget:
-            message = (
-                f"tenant {tenant.name} may use {budget} x {name}; its other pipelines use {used}, "
-                f"and this one asks for {count}"
-            )
+            message = exceeds(tenant.name, name, count, budget, used)
             users = tuple(d.group for d in demands if d.device_class == name and d.device_resource)
             yield tenant, name, used + count, Constraint(ConstraintKind.TENANT_BUDGET, message, users, name)
+
+
+def exceeds(tenant: str, device_class: str, count: int, budget: int, used: int) -> str:
+    """At admission and afterwards the same words."""
+    left = max(0, budget - used)
+    return (
+        f"the stages ask for {count} {device_class}; tenant {tenant} has {left} left of {budget} "
+        f"({used} are in use by its other pipelines)"
+    )
 
 
 def _users(demands: Sequence[PodDemand], name: str) -> tuple[str, ...]:

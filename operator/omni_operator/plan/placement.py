@@ -18,6 +18,7 @@ from omni_operator.placement import (
     ConstraintKind,
     FeasibleIfNodesAreAdded,
     Infeasible,
+    TenantView,
     check_placement,
     stage_paths,
 )
@@ -27,6 +28,7 @@ from omni_runtime.deploy.plan import ResolvedPlan
 
 # Nodes are not watched: a pipeline that waits for one looks again after this long.
 LOOK_AGAIN_SECONDS = 30.0
+_LIMITS = (ConstraintKind.QUOTA, ConstraintKind.TENANT_BUDGET)
 
 
 def waits_for_places(observed: Observed, plan: Plan) -> bool:
@@ -40,17 +42,24 @@ def waits_for_places(observed: Observed, plan: Plan) -> bool:
     )
 
 
-def plan_outlook(observed: Observed, plan: Plan, cluster: ClusterView) -> Outlook | None:
-    """What the check says of the counts that are wanted now. None: nothing that a condition should say."""
+def plan_outlook(
+    observed: Observed, plan: Plan, cluster: ClusterView | None, tenant: TenantView | None = None
+) -> Outlook | None:
+    """What the check says of the counts that are wanted now. None: nothing that a condition should say.
+
+    cluster: None where it is not known. A budget holds in any case: no node that may come changes it.
+    """
     resolved = plan.resolved
     if resolved is None or observed.pipeline is None:
         return None
     policy = missing_nodes_policy(resolved, observed.profiles)
-    if policy is MissingNodesPolicy.IGNORE:
+    only_budget = cluster is None or policy is MissingNodesPolicy.IGNORE
+    if only_budget and tenant is None:
         return None
+    view = ClusterView() if cluster is None or only_budget else cluster
     verdict = check_placement(
         resolved,
-        replace(cluster, nodes_may_be_added=policy is MissingNodesPolicy.WARN),
+        replace(view, tenant=tenant, nodes_may_be_added=policy is MissingNodesPolicy.WARN),
         catalogue=Catalogue.of(observed.profiles),
         replicas=plan.wanted,
         paths=stage_paths(observed.pipeline.spec),
@@ -59,16 +68,20 @@ def plan_outlook(observed: Observed, plan: Plan, cluster: ClusterView) -> Outloo
         count = len(verdict.witness.added_nodes)
         message = f"waits for {count} more node{'s' if count > 1 else ''}: {verdict.message}"
         return Outlook(OutlookKind.NEEDS_NODES, Reason.PROGRESSING, message)
-    if isinstance(verdict, Infeasible) and verdict.proven:
-        quota = verdict.constraint.kind is ConstraintKind.QUOTA
-        reason = Reason.QUOTA_EXCEEDED if quota else Reason.UNSCHEDULABLE
-        return Outlook(OutlookKind.INFEASIBLE, reason, verdict.message, hold=policy is MissingNodesPolicy.REJECT)
-    return None
+    if not isinstance(verdict, Infeasible) or not verdict.proven:
+        return None
+    kind = verdict.constraint.kind
+    if only_budget and kind is not ConstraintKind.TENANT_BUDGET:
+        return None
+    reason = Reason.QUOTA_EXCEEDED if kind in _LIMITS else Reason.UNSCHEDULABLE
+    hold = policy is MissingNodesPolicy.REJECT or kind is ConstraintKind.TENANT_BUDGET
+    return Outlook(OutlookKind.INFEASIBLE, reason, verdict.message, hold)
 
 
 def with_outlook(observed: Observed, plan: Plan, outlook: Outlook | None) -> Plan:
     """The plan with what is expected of it. A pipeline that cannot be placed whole, and of which nothing runs yet, gets
-    no pods where its profile says Reject: half of it would only keep devices from others."""
+    no pods where its profile says Reject: half of it would only keep devices from others. Nor does one for which its
+    tenant has no budget left."""
     if outlook is None:
         return plan
     after = LOOK_AGAIN_SECONDS if plan.requeue_after is None else min(plan.requeue_after, LOOK_AGAIN_SECONDS)

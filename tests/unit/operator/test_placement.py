@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+
+import pytest
 
 from omni_operator.errors import Transient
 from omni_operator.fleet import FRESH_SECONDS, FleetReader
-from omni_operator.kinds import DEPLOYMENT, NODE, POD, PROFILE, QUOTA, JsonObject
+from omni_operator.kinds import DEPLOYMENT, NODE, PIPELINE, POD, PROFILE, QUOTA, TENANT, JsonObject
 from omni_operator.observed import Key
+from omni_operator.placement.budgets import exceeds
 from omni_operator.plan.placement import LOOK_AGAIN_SECONDS
 from tests.unit.operator.world import NS, STAGES, World, a_profile
 
@@ -31,6 +35,10 @@ def a_world(devices: int, missing_nodes: str | None = None) -> World:
     now = iter(range(0, 10**6, int(FRESH_SECONDS) + 1))  # each reading is fresh
     world.cluster.fleet = FleetReader(world.kube, lambda: next(now))
     return world
+
+
+def _created(at: str, body: JsonObject) -> None:
+    body["metadata"]["creationTimestamp"] = at
 
 
 def asked_for_nodes(world: World) -> int:
@@ -140,6 +148,84 @@ async def test_quota_is_named_as_such() -> None:
     assert found is not None
     assert (found["status"], found["reason"]) == ("False", "QuotaExceeded")
     assert "ResourceQuota few" in found["message"]
+
+
+class TestBudget:
+    """What two creates at the same moment got past admission: the older pipeline runs, the younger one waits."""
+
+    def a_world(self, budget: int, missing_nodes: str | None = None) -> World:
+        world = a_world(devices=8, missing_nodes=missing_nodes)
+        self.allow(world, budget)
+        for name, created in (("z", "2026-01-01T00:00:00Z"), ("p", "2026-01-01T00:00:01Z")):
+            world.apply(name, model=MODEL)
+            world.kube.edit(PIPELINE, NS, name, partial(_created, created))
+        return world
+
+    def allow(self, world: World, budget: int) -> None:
+        spec = {"namespaces": [NS], "acceleratorBudget": [{"class": "cpu", "count": budget}]}
+        world.kube.put(TENANT, "", {"metadata": {"name": "team"}, "spec": spec})
+
+    @pytest.mark.parametrize("missing_nodes", [None, "Reject", "Warn", "Ignore"])
+    async def test_the_older_one_goes_first_and_the_younger_one_says_why_it_waits(
+        self, missing_nodes: str | None
+    ) -> None:
+        world = self.a_world(budget=4, missing_nodes=missing_nodes)
+        await world.reconcile("p")  # before the older one runs anything
+        assert world.stage_deployments() == {}
+        found = world.condition("PlacementFeasible")
+        assert found is not None
+        assert (found["status"], found["reason"]) == ("False", "QuotaExceeded")
+        assert exceeds("team", "cpu", 3, 4, 3) in found["message"]
+        assert "raise acceleratorBudget of cpu for OmniTenant team to 6" in found["message"]
+        await world.converge("z")
+        assert world.truth("Ready", "z") == "True"
+
+    async def test_when_the_older_one_goes_the_younger_one_runs(self) -> None:
+        world = self.a_world(budget=4)
+        await world.converge("z")
+        requeue = await world.reconcile("p")
+        assert requeue.after is not None
+        assert requeue.after <= LOOK_AGAIN_SECONDS
+        world.kube.remove(PIPELINE, NS, "z")
+        await world.converge("p")
+        assert world.truth("Ready") == "True"
+
+    async def test_what_runs_already_counts_for_the_older_one(self) -> None:
+        """It came first by the clock, and second to the devices."""
+        world = self.a_world(budget=6)
+        await world.converge("p")
+        assert world.truth("Ready") == "True"
+        self.allow(world, 5)
+        await world.reconcile("z")
+        found = world.condition("PlacementFeasible", "z")
+        assert found is not None
+        assert exceeds("team", "cpu", 3, 5, 3) in found["message"]
+
+    async def test_enough_for_both(self) -> None:
+        world = self.a_world(budget=6)
+        for name in ("p", "z", "p"):
+            await world.converge(name)
+        assert (world.truth("Ready"), world.truth("Ready", "z")) == ("True", "True")
+
+    async def test_nothing_that_runs_is_stopped_when_a_budget_shrinks(self) -> None:
+        world = self.a_world(budget=6)
+        await world.converge("p")
+        before = world.stage_deployments()
+        self.allow(world, 1)
+        await world.converge("p")
+        assert world.stage_deployments() == before
+        assert world.truth("Ready") == "True"
+
+    async def test_tenants_that_cannot_be_read_stop_nothing(self) -> None:
+        world = self.a_world(budget=0)
+
+        def refuse(verb: str, plural: str, _: str) -> None:
+            if plural == "omnitenants":
+                raise Transient("no", 500, "InternalError")
+
+        world.kube.before = refuse
+        await world.converge("p")
+        assert world.truth("Ready") == "True"
 
 
 async def test_pods_of_others_take_room_and_own_ones_do_not() -> None:

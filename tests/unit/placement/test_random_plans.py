@@ -1,5 +1,5 @@
 """Random pipelines on random clusters: the verdict agrees with trying every assignment, every way out leads out, every
-witness passes the independent checker. The 2,000 of the long run take minutes, most of them for the advice."""
+witness passes the independent checker. Most of the time goes into the advice."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from omni_crds.v1alpha1.pipeline import OmniPipeline
 from omni_operator.kinds import PIPELINE
+from omni_operator.placement.budgets import exceeds
 from omni_runtime.errors import FieldError
 from omni_webhooks.context import PIPELINES, PROFILES, STAGES, TENANTS, Context
 from omni_webhooks.demand import devices_at_start, stage_path
@@ -26,10 +27,7 @@ def check(change: Change[OmniPipeline], context: Context) -> Iterator[FieldError
         count, name = wanted.get(budget.class_name, 0), budget.class_name
         left = max(0, budget.count - used[name])
         if count > left and count > had.get(name, 0):
-            problem = (
-                f"the stages start with {count} {name}; tenant {tenant.metadata.name} has {left} left of {budget.count}"
-                f" ({used[name]} are in use by its other pipelines)"
-            )
+            problem = exceeds(tenant.metadata.name, name, count, budget.count, used[name])
             fix = (
                 f"lower replicas or accelerator.count to {left} devices in sum"
                 if left
