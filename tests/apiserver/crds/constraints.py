@@ -14,7 +14,8 @@ from typing import Any
 
 from omni_crds.crd import KINDS, Kind, build_schema
 from omni_crds.v1alpha1.base import API_VERSION
-from tests.apiserver.crds.examples import BESIDE, BESIDE_IN_SPEC, PATTERNS, RULES, SMALLEST
+from tests.apiserver.crds.examples import BESIDE, BESIDE_IN_SPEC, RULES, SMALLEST
+from tests.apiserver.crds.patterns import PATTERNS
 
 Schema = dict[str, Any]
 Path = tuple[str, ...]

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from omni_crds.crd import Kind, build_schema
 from omni_crds.v1alpha1.base import API_VERSION, NO_CONTROLS
-from tests.apiserver.crds.examples import PATTERNS, RULES
+from tests.apiserver.crds.examples import RULES
+from tests.apiserver.crds.patterns import PATTERNS
 
 Schema = dict[str, Any]
 

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from omni_crds.crd import KINDS, Kind
 from tests.apiserver.crds.constraints import SERVER_ONLY, Constraint, all_constraints, smallest_object
-from tests.apiserver.crds.examples import PATTERNS, RULES
+from tests.apiserver.crds.examples import RULES
+from tests.apiserver.crds.patterns import PATTERNS
 from tests.apiserver.kube import Kube, Object, Refused
 
 CONSTRAINTS = all_constraints()
