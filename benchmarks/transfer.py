@@ -9,7 +9,9 @@ Figures: shm_vs_block_* (SharedMemory against one new shared-memory block per me
 shm_vs_queue_*, shm_vs_zmq_* (against multiprocessing.Queue and plain ZeroMQ), shm_us_*, block_us_*, queue_us_*, zmq_us_*
 (microseconds per message while a stream runs), shm_chunk_us_p50, zmq_chunk_us_p50 and chunk_us_p50 (one-way latency of
 4 KiB now and then: within a pod, by plain ZeroMQ, and engine -> sidecar -> sidecar -> engine over TCP),
-tcp_gbps_64MiB and mooncake_gbps_64MiB (GB/s between two sidecars over loopback).
+tcp_gbps_64MiB and mooncake_gbps_64MiB (GB/s between two sidecars over loopback); memcpy_gbps, aes_gcm_gbps,
+loopback_gbps and mooncake_engine_gbps (what the machine gives without us, see _ceilings); sidecar_start_s_* and
+sidecar_resident_mb_* (without the arena, after everything).
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks._ceilings import ceilings
 from benchmarks._transports import EDGE, BlockPerMessage, Connector, PlainZeroMq, Queue, Run, Transport
 from omni_runtime.deploy.plan import EdgePlan, EntryPlan, ModelRef, ResolvedPlan
 from omni_runtime.protocol.channels import generate_keys
@@ -74,8 +77,21 @@ def plan(connector: str) -> ResolvedPlan:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A sidecar process."""
+
+    pid: int
+    start_s: float  # from its launch until it is ready
+
+    def resident_mb(self) -> float:
+        """Without the arena."""
+        fields = dict(line.split(":", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines())
+        return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1024
+
+
 @contextmanager
-def sidecar(root: Path, name: str) -> Iterator[None]:
+def sidecar(root: Path, name: str) -> Iterator[Running]:
     """A sidecar process that serves root/name."""
     with socket.socket() as first, socket.socket() as second:
         ports = []
@@ -87,11 +103,12 @@ def sidecar(root: Path, name: str) -> Iterator[None]:
     command += ["--advertise-host", "127.0.0.1", "--domain", name, "--data-host", "127.0.0.1", "--data-port", ports[0]]
     command += ["--http-host", "127.0.0.1", "--http-port", ports[1], "--grace-seconds", "1"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    began = time.monotonic()
     with (root / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stderr=log)
     try:
         _until_ready(process, f"http://127.0.0.1:{ports[1]}/ready", root / f"{name}.log")
-        yield
+        yield Running(process.pid, time.monotonic() - began)
     finally:
         process.terminate()
         process.wait(30)
@@ -106,7 +123,7 @@ def _until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
         except OSError as error:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"the sidecar does not start ({error}): {log.read_text()[-2000:]}") from error
-        time.sleep(0.02)
+        time.sleep(0.005)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,21 +195,28 @@ WAYS = (
 )
 
 
-def best(rounds: int, ways: tuple[Way, ...], folder: Path) -> dict[str, dict[str, Measured]]:
-    """For each way and each run the least disturbed round."""
+def best(rounds: int, ways: tuple[Way, ...], folder: Path, limits: dict[str, float]) -> dict[str, dict[str, Measured]]:
+    """For each way and each run the least disturbed round; `limits` is given the best of the ceilings, and what the
+    sidecars took: seconds until they were ready, the least of each kind, and megabytes at the end, the most.
+    """
     found: dict[str, dict[str, Measured]] = {way.name: {} for way in ways}
     with ExitStack() as stack:
+        running: dict[str, list[Running]] = {}
         for kind in sorted({way.plan for way in ways if way.up}):
             root = folder / kind
             root.mkdir()
             generate_keys(root / "curve")
             (root / "plan.json").write_bytes(msgspec.json.encode(plan(kind)))
             for name in sorted({end for way in ways if way.plan == kind for end in (way.up, way.down)}):
-                stack.enter_context(sidecar(root, name))
+                running.setdefault(kind, []).append(stack.enter_context(sidecar(root, name)))
         began = time.monotonic()
         for number in range(rounds):
             if number and time.monotonic() - began > BUDGET_SECONDS * number / (number + 1):
                 break  # another round would take too long on this machine
+            for name, value in ceilings().items():
+                limits[name] = max(value, limits.get(name, 0.0))
+            shown = ", ".join(f"{name} {value:.2f}" for name, value in limits.items())
+            print(f"[round {number + 1}] {shown}", file=sys.stderr, flush=True)
             for way in ways:
                 root = folder / way.plan if way.up else folder / f"{way.name}-{number}"
                 root.mkdir(exist_ok=True)
@@ -202,6 +226,9 @@ def best(rounds: int, ways: tuple[Way, ...], folder: Path) -> dict[str, dict[str
                     before = found[way.name].get(name, got)
                     found[way.name][name] = Measured(min(before.us, got.us), min(before.way_us, got.way_us))
                 print(f"[round {number + 1}] {way.name}: {_line(found[way.name])}", file=sys.stderr, flush=True)
+        for kind, sidecars in running.items():
+            limits[f"sidecar_start_s_{kind}"] = min(one.start_s for one in sidecars)
+            limits[f"sidecar_resident_mb_{kind}"] = max(one.resident_mb() for one in sidecars)
     return found
 
 
@@ -250,7 +277,8 @@ def main() -> int:
     described = machine()
     ways = tuple(way for way in WAYS if not options.ways or way.name in options.ways)
     with tempfile.TemporaryDirectory(prefix="omni-bench-") as folder:
-        numbers = figures(best(options.rounds, ways, Path(folder)))
+        limits: dict[str, float] = {}
+        numbers = figures(best(options.rounds, ways, Path(folder), limits)) | limits
     print(f"\n{'figure':<24}{'value':>14}")
     for name, value in numbers.items():
         print(f"{name:<24}{value:>14.2f}")

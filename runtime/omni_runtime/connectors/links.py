@@ -23,6 +23,7 @@ from omni_runtime.protocol.channels import CurveKeys
 
 log = get_logger(__name__)
 
+ACKNOWLEDGE_FRAGMENTS: Final = wire.WINDOW_FRAGMENTS // 2  # at once, so that half a window is always under way
 SPILL_SECONDS: Final = 1.0  # wait for room in the arena before a piece goes inline
 
 
@@ -193,7 +194,10 @@ class PeerLinks:
         if stream.slab is not None:
             copy_into(body, self.hub.arena.data(stream.slab)[stream.got : end])
         stream.got = end
-        stream.link.send_for(stream, lambda number: wire.Acknowledge(number, 1))
+        stream.unacknowledged += 1
+        if end == put.length or stream.unacknowledged >= ACKNOWLEDGE_FRAGMENTS:
+            fragments, stream.unacknowledged = stream.unacknowledged, 0
+            stream.link.send_for(stream, lambda number: wire.Acknowledge(number, fragments))
         self._hand_over(stream, put, body, whole=end == put.length)
         return True
 

@@ -33,6 +33,7 @@ class Incoming:
     put: Put | None = None  # the piece that is coming in
     slab: Slab | None = None
     got: int = 0  # bytes of it that are stored or forwarded
+    unacknowledged: int = 0  # fragments of it
     began: float = 0.0
     spilling: bool = False
     fetching: bool = False  # a thread reads a piece out of the producer's arena

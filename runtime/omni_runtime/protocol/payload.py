@@ -13,7 +13,7 @@ Tensors per contract (rows = first axis; positions are absolute from the request
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -27,6 +27,8 @@ class Payload:
     start: absolute position of the first row; rows: number of rows (0 is legal for a bare `finished`).
     meta: small values (int, float, str, bool, list of int) that the contract of the edge defines.
     bfloat16 arrays travel as uint16 views, with `dtypes[name] = "bfloat16"`.
+    parts: tensors that are still in pieces along the first axis. An engine leaves them so, and whoever sends the payload
+    joins them where it is sent from; a payload that arrives has none.
     """
 
     start: int
@@ -35,3 +37,24 @@ class Payload:
     tensors: ArrayMap = field(default_factory=dict)
     meta: Mapping[str, object] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, tuple[np.ndarray, ...]] = field(default_factory=dict)
+
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """(shape, dtype as it travels) of every tensor, whole."""
+        whole = {name: (array.shape, array.dtype) for name, array in self.tensors.items()}
+        for name, pieces in self.parts.items():
+            whole[name] = ((sum(len(piece) for piece in pieces), *pieces[0].shape[1:]), pieces[0].dtype)
+        return {name: (shape, self.dtypes.get(name, dtype.name)) for name, (shape, dtype) in whole.items()}
+
+    def joined(self, places: ArrayMap | None = None) -> Payload:
+        """The same without parts. `places`: arrays that are to hold the tensors, all of them."""
+        if not self.parts:
+            return self
+        if places is None:
+            tensors = {**self.tensors, **{name: np.concatenate(pieces) for name, pieces in self.parts.items()}}
+            return replace(self, tensors=tensors, parts={})
+        for name, array in self.tensors.items():
+            np.copyto(places[name], array)
+        for name, pieces in self.parts.items():
+            np.concatenate(pieces, out=places[name])
+        return replace(self, tensors=places, parts={})

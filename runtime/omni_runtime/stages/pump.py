@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from omni_runtime.connectors.api import EdgeClient
+from omni_runtime.connectors.wire import INLINE_BYTES
 from omni_runtime.errors import OmniError, StreamClosed
 from omni_runtime.logs import get_logger
 from omni_runtime.protocol.payload import Payload
@@ -38,13 +39,22 @@ class Pump:
         """Chunks that the consumer has not taken yet."""
         return self._queue.qsize()
 
+    async def _put(self, payload: Payload) -> None:
+        """Parts are joined in the arena, so that their bytes are copied once."""
+        if sum(piece.nbytes for pieces in payload.parts.values() for piece in pieces) <= INLINE_BYTES:
+            await self._edges.put(self._request, self._edge, payload.joined())
+            return
+        room = await self._edges.reserve(payload.shapes())
+        payload = payload.joined(room.tensors if room is not None else None)
+        await self._edges.put(self._request, self._edge, payload, room)
+
     async def _run(self) -> None:
         finished = False
         while not finished:
             payload = await self._queue.get()
             finished = payload.finished
             try:
-                await self._edges.put(self._request, self._edge, payload)
+                await self._put(payload)
             except StreamClosed as error:
                 log.info("edge.closed_by_consumer", request=self._request, edge=self._edge, reason=str(error))
                 self._closed(self._request, self._edge)

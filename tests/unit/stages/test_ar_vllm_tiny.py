@@ -97,7 +97,7 @@ def ids_of(outputs: list[StageOutput], name: str) -> list[int]:
 
 
 def rows_of(outputs: list[StageOutput], name: str) -> list[Payload]:
-    return [o.payload for o in outputs if isinstance(o, EdgeOut) and o.request == name]
+    return [o.payload.joined() for o in outputs if isinstance(o, EdgeOut) and o.request == name]
 
 
 def plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ def test_every_row_leaves_once_whatever_comes_first(prompt: int, outputs: int, e
         else:
             assembler.finish()
         if payload := assembler.take():
-            sent.append(payload)
+            sent.append(payload.joined())
     assert [p.start for p in sent] == [sum(q.rows for q in sent[:i]) for i in range(len(sent))]
     assert sum(p.rows for p in sent) == prompt + outputs - 1
     assert [p.finished for p in sent] == [False] * (len(sent) - 1) + [True]

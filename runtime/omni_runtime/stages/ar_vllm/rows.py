@@ -114,7 +114,7 @@ class RowAssembler:
         if end == self._sent and not complete:
             return None
         start = self._sent
-        embed, hidden = self._slice(start, end)
+        pieces = self._slice(start, end)
         meta: dict[str, object] = {}
         if start == 0:
             meta = {"prompt_tokens": self.prompt_tokens, **self.first_meta}
@@ -122,17 +122,22 @@ class RowAssembler:
             meta["output_tokens"] = len(self.token_ids) - self.prompt_tokens
         self._sent, self._closed = end, complete
         rows = end - start
-        tensors = {
-            "token_ids": np.asarray(self.token_ids[start:end], dtype=np.int64),
-            "embed": embed,
-            "hidden": hidden,
-        }
-        dtypes = {"embed": "bfloat16", "hidden": "bfloat16"} if self._dtype == "bfloat16" and rows else {}
+        if not rows:
+            return Payload(start=start, rows=0, finished=complete, meta=meta)
         return Payload(
-            start=start, rows=rows, finished=complete, tensors=tensors if rows else {}, meta=meta, dtypes=dtypes
+            start=start,
+            rows=rows,
+            finished=complete,
+            tensors={
+                "token_ids": np.asarray(self.token_ids[start:end], dtype=np.int64),
+                **{name: arrays[0] for name, arrays in pieces.items() if len(arrays) == 1},
+            },
+            meta=meta,
+            dtypes={"embed": "bfloat16", "hidden": "bfloat16"} if self._dtype == "bfloat16" else {},
+            parts={name: tuple(arrays) for name, arrays in pieces.items() if len(arrays) > 1},
         )
 
-    def _slice(self, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    def _slice(self, start: int, end: int) -> dict[str, list[np.ndarray]]:
         embeds, hiddens, keep = [], [], []
         for first, embed, hidden in self._chunks:
             low, high = max(start, first), min(end, first + embed.shape[0])
@@ -142,6 +147,4 @@ class RowAssembler:
             if first + embed.shape[0] > end:
                 keep.append((first, embed, hidden))
         self._chunks = keep
-        if not embeds:
-            return np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32)
-        return np.concatenate(embeds), np.concatenate(hiddens)
+        return {"embed": embeds, "hidden": hiddens}
