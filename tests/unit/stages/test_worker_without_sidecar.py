@@ -12,7 +12,7 @@ from omni_runtime.protocol import control
 from omni_runtime.protocol.channels import Channels, generate_keys
 from omni_runtime.stages import replica
 from tests.unit.stages.plans import a_plan
-from tests.unit.stages.test_worker import CountingEngine, Pipeline, a_pipeline, sidecar_options, until
+from tests.unit.stages.worker_rig import CountingEngine, Pipeline, a_pipeline, sidecar_options, until
 
 pytestmark = pytest.mark.timeout(90)
 
