@@ -1,7 +1,7 @@
 """What the runtime costs around its engines.
 
     python -m benchmarks.overhead [--json FILE] [--parts relay streams gateway vllm] [--repeats 1]
-                                  [--rate 200] [--seconds 30]
+                                  [--rate 200] [--seconds 30] [--in-flight 1 8 32]
 
 relay, streams and gateway run against stages without a model (`benchmarks._null_stage`): entry, control channel, worker,
 sidecar and client are real and share the machine's cores.
@@ -12,7 +12,7 @@ gateway_ms: whole answer (not streamed) at `--rate` requests/s with Poisson arri
 *_cpu_ms: CPU time of one process per request; *_late_ms: how late the client itself was, which is in no other figure.
 
 vllm: text-only requests through a whole smol-omni pipeline against vLLM's own OpenAI server with the same model, engine
-arguments and environment. Short blocks of both alternate, so that what the machine does meanwhile hits both alike.
+arguments and environment, but for the executor, which is vLLM's own there. Short blocks of both alternate, so that what the machine does meanwhile hits both alike.
 ttft_ratio_cN, tpot_ratio_cN, e2e_ratio_cN: ours to vLLM's at N requests in flight, of medians over all blocks; _p25 and
 _p75: quartiles of the ratios of single pairs of blocks. cpu_ratio_cN: CPU time of all processes, engines included, which
 a busy machine changes least. answers_equal: share of prompts whose greedy answer is the same text when asked alone.
@@ -21,6 +21,7 @@ a busy machine changes least. answers_equal: share of prompts whose greedy answe
 from __future__ import annotations
 
 import argparse
+import asyncio
 import random
 import sys
 import time
@@ -44,8 +45,12 @@ PARTS = ("relay", "streams", "gateway", "vllm")
 NULL_CONCURRENCY = 256
 STREAMS, STREAM_INTERVAL_MS = 32, 25.0
 #: In flight -> requests of a block, blocks of each server. Short blocks: the machine changes little within a pair.
-BLOCKS = {1: (3, 10), 8: (16, 5), 32: (64, 3)}
+BLOCKS = {1: (2, 8), 8: (16, 3), 32: (64, 2)}
+PAUSE_SECONDS = (
+    1.5  # between blocks: vLLM's processes stay at their queues for a second after an answer, without a pause
+)
 ANSWER_TOKENS = 32
+GATEWAY_ROUNDS = 3
 WARM_UP_REQUESTS = 200
 DEADLINE_SECONDS = 600.0
 SEED = 20
@@ -113,21 +118,30 @@ def _cpu(server: Server) -> dict[str, float]:
 async def measure_gateway(
     http: aiohttp.ClientSession, server: Server, *, rate: float, seconds: float
 ) -> dict[str, float]:
-    figures: dict[str, float] = {}
+    """Whole and streamed answers in turns: what the machine does meanwhile, and what is warm by then, is the same."""
     url = server.url
-    for name, stream in (("gateway", False), ("gateway_stream", True)):
-        request = Request(name, script_body(Script(), stream=stream))
-        arrivals = poisson(rate, seconds, random.Random(SEED))
-        await closed_loop(http, url, [request] * WARM_UP_REQUESTS, concurrency=8, deadline_s=60.0)
-        before = _cpu(server)
-        timelines = await open_loop(
-            http, url, [request] * len(arrivals), arrivals, deadline_s=seconds + DEADLINE_SECONDS
-        )
-        _checked(timelines)
+    requests = {
+        name: Request(name, script_body(Script(), stream=stream))
+        for name, stream in (("gateway", False), ("gateway_stream", True))
+    }
+    taken: dict[str, list[Timeline]] = {name: [] for name in requests}
+    cpu = {(name, process): 0.0 for name in requests for process in _cpu(server)}
+    for number in range(GATEWAY_ROUNDS):
+        for name, request in requests.items():
+            arrivals = poisson(rate, seconds / GATEWAY_ROUNDS, random.Random(SEED + number))
+            if number == 0:
+                await closed_loop(http, url, [request] * WARM_UP_REQUESTS, concurrency=8, deadline_s=60.0)
+            before = _cpu(server)
+            taken[name] += _checked(
+                await open_loop(http, url, [request] * len(arrivals), arrivals, deadline_s=seconds + DEADLINE_SECONDS)
+            )
+            for process, used in _cpu(server).items():
+                cpu[name, process] += used - before[process]
+    figures: dict[str, float] = {}
+    for name, timelines in taken.items():
         spent = [1e3 * t.ended for t in timelines]
         figures |= {f"{name}_ms_p{p}": quantile(spent, p) for p in (50, 90, 99)}
-        for process, used in _cpu(server).items():
-            figures[f"{name}_{process}_cpu_ms"] = 1e3 * (used - before[process]) / len(timelines)
+        figures |= {f"{name}_{p}_cpu_ms": 1e3 * used / len(timelines) for (n, p), used in cpu.items() if n == name}
         figures[f"{name}_late_ms_p99"] = quantile([1e3 * t.late_s for t in timelines], 99)
     return figures
 
@@ -157,11 +171,18 @@ def prompts(count: int, seed: int) -> list[str]:
 
 
 async def compare(
-    http: aiohttp.ClientSession, ours: Server, theirs: Server, *, model: str, repeats: int
+    http: aiohttp.ClientSession,
+    ours: Server,
+    theirs: Server,
+    *,
+    model: str,
+    repeats: int,
+    in_flight: Sequence[int],
 ) -> dict[str, float]:
     figures: dict[str, float] = {}
     figures["answers_equal"] = await _equal_answers(http, ours, theirs, model)
-    for concurrency, (count, blocks) in BLOCKS.items():
+    for concurrency in in_flight:
+        count, blocks = BLOCKS[concurrency]
         for side in (ours, theirs):  # shapes that were not seen before are not what is compared
             await _block(http, side.url, concurrency, 2 * concurrency, model, seed=concurrency)
         pairs: list[tuple[list[Timeline], list[Timeline]]] = []
@@ -178,9 +199,7 @@ async def compare(
             told = [
                 f"{n} {_median_ms(both[True], n):.0f} / {_median_ms(both[False], n):.0f} ms" for n in ("ttft", "e2e")
             ]
-            print(
-                f"[overhead] {concurrency} in flight, pair {number + 1}: {', '.join(told)}", file=sys.stderr, flush=True
-            )
+            _tell(f"{concurrency} in flight, pair {number + 1} of {repeats * blocks}: {', '.join(told)}")
         figures[f"cpu_ratio_c{concurrency}"] = cpu[ours.url] / cpu[theirs.url]
         for name in ("ttft", "tpot", "e2e"):
             mine_ms = _median_ms([t for block, _ in pairs for t in block], name)
@@ -191,7 +210,13 @@ async def compare(
             figures[f"{name}_ratio_c{concurrency}_p75"] = quantile(ratios, 75)
             figures[f"{name}_ms_c{concurrency}"] = mine_ms
             figures[f"{name}_vllm_ms_c{concurrency}"] = plain_ms
+        ratios_now = ", ".join(f"{n} {figures[f'{n}_ratio_c{concurrency}']:.3f}" for n in ("ttft", "tpot", "e2e"))
+        _tell(f"{concurrency} in flight, medians ours / vLLM's: {ratios_now}")
     return figures
+
+
+def _tell(text: str) -> None:
+    print(f"[overhead] {text}", file=sys.stderr, flush=True)
 
 
 def _median_ms(timelines: list[Timeline], name: str) -> float:
@@ -203,6 +228,7 @@ async def _block(
     http: aiohttp.ClientSession, url: str, concurrency: int, count: int, model: str, seed: int
 ) -> list[Timeline]:
     requests = [Request("text-to-text", chat_body(p, model, ANSWER_TOKENS)) for p in prompts(count, seed)]
+    await asyncio.sleep(PAUSE_SECONDS)
     return _checked(await closed_loop(http, url, requests, concurrency=concurrency, deadline_s=DEADLINE_SECONDS))
 
 
@@ -240,8 +266,16 @@ async def run(options: argparse.Namespace) -> dict[str, float]:
                     figures |= await measure_gateway(http, server, rate=options.rate, seconds=options.seconds)
         if "vllm" in options.parts:
             plan = smol_plan(max(BLOCKS))
+            _tell("starting smol-omni and vLLM's own server")
             async with pipeline(plan) as server, plain_vllm(plan) as plain:
-                figures |= await compare(http, server, plain, model=plan.model.served_name, repeats=options.repeats)
+                figures |= await compare(
+                    http,
+                    server,
+                    plain,
+                    model=plan.model.served_name,
+                    repeats=options.repeats,
+                    in_flight=options.in_flight,
+                )
     return figures
 
 
@@ -249,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__.split("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--repeats", type=int, default=1, help="how often all blocks are measured")
+    parser.add_argument("--in-flight", nargs="+", type=int, choices=sorted(BLOCKS), default=sorted(BLOCKS))
     parser.add_argument("--rate", type=float, default=200.0, help="requests/s of gateway")
     parser.add_argument("--seconds", type=float, default=30.0, help="length of a measurement without a model")
     parser.add_argument("--json", type=Path, help="write the figures here")
