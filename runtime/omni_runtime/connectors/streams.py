@@ -16,23 +16,24 @@ import msgspec
 
 from omni_runtime.connectors.wire import WINDOW_PIECES, Put
 
-# Structs and not dataclasses: several are made, hashed and compared for every chunk, and msgspec does that in C.
+# Structs and not dataclasses: several are made, hashed and compared for every chunk, and msgspec does that in C. No
+# cycle can go through them, so that the collector need not look.
 
 
-class Key(msgspec.Struct, frozen=True):
+class Key(msgspec.Struct, frozen=True, gc=False):
     producer: str  # replica
     edge: str
     request: str
 
 
-class Port(msgspec.Struct, frozen=True):
+class Port(msgspec.Struct, frozen=True, gc=False):
     """One end of a stream as the other side numbers it."""
 
     session: int
     stream: int
 
 
-class Piece(msgspec.Struct, frozen=True, eq=False):
+class Piece(msgspec.Struct, frozen=True, eq=False, gc=False):
     put: Put
     body: bytes  # empty when the bytes are in the arena
 
@@ -40,25 +41,25 @@ class Piece(msgspec.Struct, frozen=True, eq=False):
 # --- actions
 
 
-class Deliver(msgspec.Struct, frozen=True):
+class Deliver(msgspec.Struct, frozen=True, gc=False):
     consumer: Port
     key: Key
     to: str  # consumer replica
     piece: Piece
 
 
-class Grant(msgspec.Struct, frozen=True):
+class Grant(msgspec.Struct, frozen=True, gc=False):
     producer: Port
     pieces: int
 
 
-class Fail(msgspec.Struct, frozen=True):
+class Fail(msgspec.Struct, frozen=True, gc=False):
     port: Port
     code: str
     message: str
 
 
-class Drop(msgspec.Struct, frozen=True):
+class Drop(msgspec.Struct, frozen=True, gc=False):
     """The piece will not be delivered: free its slab."""
 
     piece: Piece

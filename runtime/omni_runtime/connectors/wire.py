@@ -57,14 +57,14 @@ class ProtocolError(OmniError):
     http_status = 502
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True, tag_field="t", forbid_unknown_fields=True):
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag_field="t", forbid_unknown_fields=True, gc=False):
     pass
 
 
 # --- what a chunk is
 
 
-class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One tensor in a chunk's bytes; `offset` from the chunk's first byte."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -77,7 +77,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
-class ChunkHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ChunkHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Travels once per chunk, with its first piece."""
 
     start: _U63  # absolute position of the first row
@@ -89,7 +89,7 @@ class ChunkHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     meta: Annotated[dict[Annotated[str, Meta(max_length=64)], MetaValue], Meta(max_length=64)] = {}
 
 
-class Slab(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Slab(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """A place in the arena. The generation is never used twice, so a stale handle cannot match (R62)."""
 
     offset: _U63
