@@ -155,6 +155,11 @@ class ResolvedPlan(msgspec.Struct, frozen=True):
             groups.setdefault(stage.pod_group, []).append(stage)
         return {k: tuple(v) for k, v in groups.items()}
 
+    def may_sleep(self, stage: str) -> bool:
+        """Whether its autoscaler may leave it without any replica: no replica is then no fault, and requests wake it."""
+        bounds = self.replicas.get(self.stage(stage).pod_group)
+        return bounds is not None and bounds.requested is None and bounds.maximum is not None and bounds.minimum == 0
+
     def edges_from(self, stage: str) -> tuple[EdgePlan, ...]:
         return tuple(e for e in self.edges if e.source == stage)
 

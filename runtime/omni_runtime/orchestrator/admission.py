@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from omni_runtime.deploy.plan import EntryPlan
+from omni_runtime.deploy.plan import EntryPlan, ResolvedPlan
 from omni_runtime.errors import QueueFull, StageUnavailable
 from omni_runtime.orchestrator.spec import RequestSpec
 from omni_runtime.orchestrator.values import RequestId, StageName
@@ -71,6 +71,11 @@ def plan_admissions(
 def missing_stages(stages: Iterable[StageName], live: Callable[[StageName], int]) -> tuple[StageName, ...]:
     """Stages without a single live replica."""
     return tuple(s for s in stages if live(s) == 0)
+
+
+def waking_seconds(plan: ResolvedPlan, stage: StageName) -> float:
+    """How long a request waits for a stage that sleeps while idle: its waiting is what wakes it (T34)."""
+    return float(plan.stage(stage).startup_timeout_seconds) if plan.may_sleep(stage) else 0.0
 
 
 def unavailable(

@@ -39,6 +39,7 @@ from omni_runtime.orchestrator.admission import (
     plan_admissions,
     rules_of,
     unavailable,
+    waking_seconds,
 )
 from omni_runtime.orchestrator.advance import advance
 from omni_runtime.orchestrator.attempt import Attempt
@@ -377,6 +378,6 @@ class Orchestrator:
             if waited < self._rules.unavailable_grace_seconds and active.state.attempt == 1:
                 continue
             missing = missing_stages(active.state.spec.stages, lambda s: len(self._roster.pools[s].live(now)))
-            if missing:
+            if any(waited >= waking_seconds(self.plan, s) for s in missing):
                 error = unavailable(self.plan.pipeline, missing, waited, lambda s: self._roster.states(s, now))
                 self.dispatch(request, Rejected(error))

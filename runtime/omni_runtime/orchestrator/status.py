@@ -35,7 +35,7 @@ class OrchestratorStatus(msgspec.Struct, frozen=True, rename="camel"):
     revision: str
     ready: bool
     stages: tuple[StageStatus, ...]
-    missing: tuple[str, ...]  # stages that outputs need and that have no live replica (T69)
+    missing: tuple[str, ...]  # stages without a live replica that may not sleep (T69)
     running: int
     waiting: int
     draining: bool
@@ -56,7 +56,8 @@ def observe_status(
     plan: ResolvedPlan, pools: Mapping[str, StagePool], counts: Counts, ttfp_p95_ms: float | None, now: Instant
 ) -> OrchestratorStatus:
     stages = tuple(_stage_status(pools[s.name], counts.waiting_by_stage.get(s.name, 0), now) for s in plan.stages)
-    missing = tuple(s.name for s in stages if s.live_replicas == 0)
+    # A stage that sleeps while nobody needs it is not missing: the entry takes requests for it, and they wake it.
+    missing = tuple(s.name for s in stages if s.live_replicas == 0 and not plan.may_sleep(s.name))
     return OrchestratorStatus(
         pipeline=plan.pipeline,
         revision=plan.revision,
