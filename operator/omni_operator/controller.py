@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from omni_operator import logs, metrics
-from omni_operator.autoscale.loop import Autoscaler
+from omni_operator.autoscale.loop import PERIOD_SECONDS, Autoscaler
+from omni_operator.autoscale.types import Tuning
 from omni_operator.crd_guard import CrdGuard, CrdOutdated
 from omni_operator.errors import KubeError, LeadershipLost
 from omni_operator.events import EventSink
@@ -37,6 +38,8 @@ class ControllerOptions:
     resync_seconds: float = 300.0
     default_profile: str | None = None
     record_windows: Path | None = None  # a folder; what the autoscaler saw goes there, for `omni replay`
+    tuning: Tuning = field(default_factory=Tuning)
+    scaling_period_seconds: float = PERIOD_SECONDS
 
 
 class Controller:
@@ -49,14 +52,23 @@ class Controller:
         self._guard = CrdGuard(kube)
         self._ttfp = EntryStatusReader()
         events = EventSink(kube)
-        self._autoscaler = Autoscaler(kube, lease.check, events, record=options.record_windows)
+        fleet = FleetReader(kube)
+        self._autoscaler = Autoscaler(
+            kube,
+            lease.check,
+            events,
+            record=options.record_windows,
+            fleet=fleet,
+            tuning=options.tuning,
+            period_seconds=options.scaling_period_seconds,
+        )
         self._cluster = Cluster(
             kube=kube,
             fence=lease.check,
             events=events,
             guard=self._guard,
             ttfp=self._ttfp,
-            fleet=FleetReader(kube),
+            fleet=fleet,
             autoscaler=self._autoscaler,
             default_profile=options.default_profile,
         )

@@ -1,4 +1,5 @@
-"""Nodes and what runs on them, read when a pipeline waits for a place. Advisory: a failure means "not known".
+"""Nodes and what runs on them, read when a pipeline waits for a place or wants more of them. Advisory: a failure means
+"not known".
 
 One reading serves all pipelines for a few seconds: in a full cluster many of them wait at once.
 """
@@ -7,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from pydantic import ValidationError
+
+from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
+from omni_crds.v1alpha1.tenant import OmniTenant
 from omni_operator import logs
 from omni_operator.errors import KubeError
-from omni_operator.kinds import NODE, POD, QUOTA, JsonObject
+from omni_operator.kinds import NODE, POD, QUOTA, TENANT, JsonObject
 from omni_operator.kube import KubeApi
 from omni_operator.observed import Key
-from omni_operator.placement import ClusterView
-from omni_operator.placement.views import cluster_view
+from omni_operator.placement import Catalogue, ClusterView, TenantView
+from omni_operator.placement.views import belongs_to, classes_in_use, cluster_view, tenant_view
 
 FRESH_SECONDS = 5.0
 # What counts of a pod that is kept; the rest of it is not.
-_SPEC = ("containers", "initContainers", "overhead", "nodeName")
+_SPEC = ("containers", "initContainers", "overhead", "nodeName", "nodeSelector")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,23 @@ class FleetReader:
         view = cluster_view(reading.nodes, reading.pods, quotas.items, pipeline=(key.namespace, key.name))
         return replace(view, age_seconds=age)
 
+    async def view_with_tenant(self, key: Key, profiles: Mapping[str, OmniRuntimeProfile]) -> ClusterView | None:
+        """The cluster for one pipeline, with what its tenant's other pipelines use. profiles: what classes there are."""
+        view, tenant = await self.view(key), await self.tenant_of(key.namespace)
+        if view is None or tenant is None or self._reading is None:
+            return view
+        return replace(view, tenant=_usage_of(tenant, self._reading.pods, key, profiles))
+
+    async def tenant_of(self, namespace: str) -> OmniTenant | None:
+        """None: the namespace has none, or tenants cannot be read. Two claim it: the first by name, as admission has it."""
+        try:
+            listing = await self._kube.list(TENANT, None)
+        except KubeError as error:
+            logs.warning("fleet.tenants_unread", error=str(error))
+            return None
+        found = sorted((t for t in map(_tenant, listing.items) if t is not None), key=lambda t: t.metadata.name)
+        return next((t for t in found if namespace in t.spec.namespaces), None)
+
     async def _read(self) -> _Reading:
         async with self._lock:
             known = self._reading
@@ -61,6 +83,21 @@ class FleetReader:
             pods = await self._kube.list(POD, None)
             self._reading = _Reading(tuple(nodes.items), tuple(_slim(p) for p in pods.items if _counts(p)), started)
             return self._reading
+
+
+def _tenant(body: JsonObject) -> OmniTenant | None:
+    try:
+        return OmniTenant.model_validate({k: v for k, v in body.items() if k != "status"})
+    except ValidationError:
+        return None
+
+
+def _usage_of(
+    tenant: OmniTenant, pods: tuple[JsonObject, ...], key: Key, profiles: Mapping[str, OmniRuntimeProfile]
+) -> TenantView:
+    devices = {d.name: d for d in Catalogue.of(profiles).classes.values() if d.resource_name}
+    others = (p for p in pods if not belongs_to(p, key.namespace, key.name))
+    return tenant_view(tenant, classes_in_use(others, tenant.spec.namespaces, devices.values()))
 
 
 def _counts(pod: JsonObject) -> bool:

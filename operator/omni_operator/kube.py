@@ -58,6 +58,9 @@ class KubeApi(Protocol):
     async def scale(
         self, kind: Kind, namespace: str, name: str, *, replicas: int, resource_version: str, manager: str
     ) -> JsonObject: ...
+    async def annotate(
+        self, kind: Kind, namespace: str, name: str, annotations: Mapping[str, str | None], *, uid: str, manager: str
+    ) -> JsonObject: ...
 
 
 class Kube:
@@ -288,6 +291,22 @@ class Kube:
             subresource="scale",
             params={"fieldManager": manager},
             body=body,
+            content_type=MERGE,
+            timeout=WRITE_TIMEOUT_SECONDS,
+        )
+
+    async def annotate(
+        self, kind: Kind, namespace: str, name: str, annotations: Mapping[str, str | None], *, uid: str, manager: str
+    ) -> JsonObject:
+        """Set annotations, or remove those that are None, of this very object: another uid is a Conflict."""
+        return await self._call(
+            "PATCH",
+            "patch",
+            kind,
+            namespace,
+            name,
+            params={"fieldManager": manager},
+            body={"metadata": {"uid": uid, "annotations": dict(annotations)}},
             content_type=MERGE,
             timeout=WRITE_TIMEOUT_SECONDS,
         )

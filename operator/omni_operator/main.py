@@ -14,13 +14,16 @@ import signal
 import socket
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import kopf
 from kopf._core.engines.peering import Identity
 
 from omni_operator import logs
+from omni_operator.autoscale.loop import PERIOD_SECONDS
+from omni_operator.autoscale.tuning import UnknownTuning, parse_tuning
+from omni_operator.autoscale.types import Tuning
 from omni_operator.controller import Controller, ControllerOptions
 from omni_operator.credentials import in_cluster_namespace, load_credentials
 from omni_operator.kube import Kube
@@ -61,8 +64,25 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument(
         "--record-windows", type=Path, help="folder that keeps what the autoscaler saw, for `omni replay`"
     )
+    parser.add_argument(
+        "--scaling-period-seconds",
+        type=float,
+        default=float(os.environ.get("OMNI_SCALING_PERIOD_SECONDS") or PERIOD_SECONDS),
+        help="time between two decisions of the autoscaler",
+    )
+    parser.add_argument(
+        "--tune",
+        action="append",
+        default=os.environ.get("OMNI_SCALING_TUNING", "").split(),
+        metavar="NAME=VALUE",
+        help="a tuning of the autoscaler, as `omni replay --set` tries it, such as scale_down_seconds=60; repeatable",
+    )
     parser.add_argument("--log-level", default=os.environ.get("OMNI_LOG_LEVEL", "INFO"))
     given = parser.parse_args(arguments)
+    try:
+        tuning = replace(Tuning(), **parse_tuning(given.tune))
+    except UnknownTuning as error:
+        parser.error(str(error))
     namespaces = tuple(n.strip() for entry in given.namespace for n in entry.split(",") if n.strip())
     return Options(
         controller=ControllerOptions(
@@ -71,6 +91,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
             resync_seconds=given.resync_seconds,
             default_profile=given.default_profile,
             record_windows=given.record_windows,
+            tuning=tuning,
+            scaling_period_seconds=given.scaling_period_seconds,
         ),
         lease_namespace=given.lease_namespace,
         lease_name=given.lease_name,

@@ -23,6 +23,10 @@ APPLIED_ANNOTATION = f"{GROUP}/applied-hash"
 REQUESTED_ANNOTATION = f"{GROUP}/requested-replicas"
 # When and how far an old revision gave way to a new one that could not be scheduled beside it (T38).
 YIELD_ANNOTATION = f"{GROUP}/surge-yield"
+# Kubernetes' own: of a ReplicaSet's ready pods those with the lowest cost leave first. Without it: 0.
+DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
+# On a runtime profile: the autoscaler asks this Prometheus instead of the pods.
+PROMETHEUS_ANNOTATION = f"{GROUP}/prometheus-url"
 
 ENTRY_STAGE = "entry"  # the stage label of entry pods
 

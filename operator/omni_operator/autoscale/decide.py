@@ -6,6 +6,7 @@ replicas that keeps the objectives; may it be made smaller now. docs/autoscaling
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -31,6 +32,7 @@ from omni_operator.autoscale.types import (
     Limits,
     Spec,
     StageFleet,
+    StageSpec,
     Window,
 )
 from omni_operator.autoscale.view import (
@@ -95,7 +97,7 @@ def _choose(view: View, stuck: bool) -> tuple[Decision, State]:
         counts, chosen = list(free.counts), free
     share = chosen.share if chosen is not None else 0.0
     if share < 1:
-        where = view.ceiling_name if _bound_by_ceiling(view, counts) else "maxReplicas"
+        where = _limit(view, counts)
         reason, message = "Limited", f"{share:.0%} of the load can be served within the objectives: {where} is reached"
     caution = cautious(view)
     counts = _insist(view, counts)
@@ -141,9 +143,16 @@ def _insist(view: View, counts: list[int]) -> list[int]:
         seen_at_work = view.now - moves.at > cold_start(view.state.learned[i], stage.prior)
         used = sum(n * s.devices for n, s in zip(counts, view.spec.stages, strict=True))
         fits = view.ceiling is None or used + stage.devices <= view.ceiling
-        if seen_at_work and fits and counts[i] < stage.maximum:
+        if seen_at_work and fits and counts[i] < _most(stage):
             counts[i] += 1
     return counts
+
+
+def _most(stage: StageSpec) -> int:
+    """maxReplicas, or what can be placed of all classes together."""
+    limits = [c.available for c in stage.classes]
+    placed = [x for x in limits if x is not None]
+    return min(stage.maximum, sum(placed)) if len(placed) == len(limits) else stage.maximum
 
 
 def _low(view: View, index: int) -> int:
@@ -182,7 +191,7 @@ def _shrink(view: View, wishes: Sequence[Wish]) -> tuple[list[int], dict[int, st
             )
         )
         if why_not is None:
-            counts[i] = target
+            counts[i] -= max(1, math.floor((view.current[i] - target) * view.spec.tuning.shrink_share))
         else:
             kept[i] = why_not
     return counts, kept
@@ -194,6 +203,13 @@ def _bounded(view: View, counts: Sequence[int], lows: Sequence[int]) -> list[int
         now if s.fixed else min(max(low, count), max(low, s.maximum))
         for s, count, low, now in zip(view.spec.stages, counts, lows, view.current, strict=True)
     ]
+
+
+def _limit(view: View, counts: Sequence[int]) -> str:
+    if _bound_by_ceiling(view, counts):
+        return view.ceiling_name
+    placed = any(n >= _most(s) < s.maximum for n, s in zip(counts, view.spec.stages, strict=True) if not s.fixed)
+    return "the room on nodes or in quotas" if placed else "maxReplicas"
 
 
 def _bound_by_ceiling(view: View, counts: Sequence[int]) -> bool:

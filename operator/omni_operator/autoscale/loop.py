@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,26 +17,31 @@ from omni_crds.v1alpha1.conditions import Reason, truncate
 from omni_crds.v1alpha1.pipeline import ScalingDecision, ScalingTarget
 from omni_operator import logs, metrics
 from omni_operator.autoscale.decide import decide
+from omni_operator.autoscale.prometheus import PrometheusReader
 from omni_operator.autoscale.record import Record, append
 from omni_operator.autoscale.scrape import Scraper
 from omni_operator.autoscale.snapshot import Scrape, window_of
+from omni_operator.autoscale.surroundings import Surroundings
 from omni_operator.autoscale.target import (
     SECOND_OWNER_SECONDS,
     Owner,
+    deletion_costs,
     entry_target,
     fleet_of,
     other_owners,
     pod_times,
+    prometheus_of,
     spec_of,
     stage_targets,
 )
-from omni_operator.autoscale.types import Decision, Limits, Spec, Window
+from omni_operator.autoscale.types import Decision, Limits, Spec, StageDecision, StageFleet, Tuning, Window
 from omni_operator.autoscale.view import State
 from omni_operator.errors import KubeError
 from omni_operator.events import EventSink
-from omni_operator.kinds import STAGE
+from omni_operator.fleet import FleetReader
+from omni_operator.kinds import POD, STAGE
 from omni_operator.kube import KubeApi
-from omni_operator.names import AUTOSCALER_MANAGER, stage_name
+from omni_operator.names import AUTOSCALER_MANAGER, DELETION_COST_ANNOTATION, stage_name
 from omni_operator.observed import Key, Observed, Scaling
 from omni_operator.plan.model import Note
 from omni_operator.plan.status import parse_status
@@ -70,7 +75,10 @@ class _Tracked:
 
 
 class Autoscaler:
-    """clock: wall-clock time in UTC. record: a folder for windows that `omni replay` reads; None: nothing is kept."""
+    """clock: wall-clock time in UTC. record: a folder for windows that `omni replay` reads; None: nothing is kept.
+
+    fleet: where nodes, quotas and tenants are read; None: they limit nothing.
+    """
 
     def __init__(
         self,
@@ -81,11 +89,17 @@ class Autoscaler:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         scraper: Scraper | None = None,
         record: Path | None = None,
+        fleet: FleetReader | None = None,
+        tuning: Tuning | None = None,
+        period_seconds: float = PERIOD_SECONDS,
     ) -> None:
         self._kube, self._fence, self._events = kube, fence, events
         self._clock = clock
         self._scraper = scraper or Scraper()
+        self._prometheus = PrometheusReader()
         self._record = record
+        self._surroundings = Surroundings(fleet)
+        self._tuning, self._period_seconds = tuning or Tuning(), period_seconds
         self._tracked: dict[Key, _Tracked] = {}
 
     def track(self, observed: Observed, plan: ResolvedPlan | None) -> Scaling | None:
@@ -93,7 +107,9 @@ class Autoscaler:
         spec = spec_of(observed, plan) if plan is not None and observed.pipeline_live is not None else None
         if spec is None or plan is None:
             self._tracked.pop(observed.key, None)
+            self._surroundings.forget(observed.key)
             return None
+        spec = replace(spec, tuning=self._tuning)
         known = self._tracked.get(observed.key)
         if known is None or [s.name for s in known.spec.stages] != [s.name for s in spec.stages]:
             known = self._tracked[observed.key] = _Tracked(observed, plan, spec)
@@ -108,7 +124,7 @@ class Autoscaler:
     async def run_forever(self, enqueue: Callable[[Key], None]) -> None:
         """Beside the workers, until cancelled. A pipeline that fails does not hold the others up."""
         while True:
-            await asyncio.sleep(PERIOD_SECONDS)
+            await asyncio.sleep(self._period_seconds)
             for key in await self.step_all():
                 enqueue(key)
 
@@ -127,10 +143,12 @@ class Autoscaler:
                 return None
 
         done = await asyncio.gather(*(one(key) for key in tuple(self._tracked)))
+        await self._surroundings.share_out()
         return tuple(key for key in done if key is not None)
 
     async def close(self) -> None:
         await self._scraper.close()
+        await self._prometheus.close()
 
     async def step(self, key: Key) -> bool:
         """Whether the status of this pipeline should say something else now."""
@@ -150,16 +168,16 @@ class Autoscaler:
         window = window_of(tracked.spec, tracked.last, scrape, pods, now.timestamp(), fresh)
         tracked.last, tracked.pods = scrape, names
         fleet = fleet_of(tracked.observed, tracked.spec)
-        if self._record is not None:
-            append(self._record, key, Record(tracked.spec, window, tuple(fleet.values()), Limits(), now.timestamp()))
-        decision, tracked.state = decide(tracked.spec, window, fleet, Limits(), tracked.state, now.timestamp())
+        decision = await self._decide(tracked, window, fleet, now.timestamp())
+        if self._tracked.get(key) is not tracked:
+            return False
         _measure(key, decision, window)
         owner = _lately(tracked, now)
         if owner is not None:
             said = f"{owner.manager} has set the replicas of {owner.stage}: it is left alone; set scaling.mode External to keep it so"
             return await self._say(key, tracked, decision, "SecondOwner", said, ready=False, changed=False)
         for stage in decision.changes:
-            await self._write(tracked, stage.name, stage.target)
+            await self._write(tracked, stage)
         return await self._say(
             key,
             tracked,
@@ -170,31 +188,66 @@ class Autoscaler:
             changed=bool(decision.changes),
         )
 
+    async def _decide(self, tracked: _Tracked, window: Window, fleet: dict[str, StageFleet], now: float) -> Decision:
+        """First what the pipeline would have if nothing but its budget held it; nodes and quotas are read only where
+        that is more than it has."""
+        key, spec, limits = tracked.observed.key, tracked.spec, Limits()
+        decision, state = decide(spec, window, fleet, limits, tracked.state, now)
+        room = await self._surroundings.room(tracked.observed, tracked.plan, spec, fleet, decision)
+        if room is not None:
+            spec, limits = room.within(spec), room.limits
+            wished = decision
+            decision, state = decide(spec, window, fleet, limits, tracked.state, now)
+            self._surroundings.tell(key, wished, decision)
+        tracked.state = state
+        if self._record is not None:
+            append(self._record, key, Record(spec, window, tuple(fleet.values()), limits, now))
+        return decision
+
     async def _scrape(self, tracked: _Tracked, now: datetime) -> Scrape:
         try:
             async with asyncio.timeout(SCRAPE_DEADLINE_SECONDS):
-                return await self._scraper.scrape(
-                    entry_target(tracked.observed), stage_targets(tracked.observed, tracked.plan), now.timestamp()
-                )
+                observed, plan = tracked.observed, tracked.plan
+                entry, pods = entry_target(observed), stage_targets(observed, plan)
+                url = prometheus_of(observed, plan)
+                if url is None:
+                    return await self._scraper.scrape(entry, pods, now.timestamp())
+                return await self._prometheus.scrape(url, observed.key.namespace, entry, pods, now.timestamp())
         except TimeoutError:
             return Scrape(now.timestamp())
 
-    async def _write(self, tracked: _Tracked, stage: str, replicas: int) -> None:
+    async def _write(self, tracked: _Tracked, decided: StageDecision) -> None:
         """Bound to the version that the decision saw: whoever wrote meanwhile wins, and is seen by the next step."""
-        key = tracked.observed.key
+        key, stage = tracked.observed.key, decided.name
         live = tracked.observed.stage_named(stage_name(key.name, stage))
         if live is None or live.live.deleting:
             return
+        if decided.target < decided.current:
+            await self._mark(tracked, decided)
         self._fence()
         await self._kube.scale(
             STAGE,
             key.namespace,
             live.live.name,
-            replicas=replicas,
+            replicas=decided.target,
             resource_version=live.live.resource_version,
             manager=AUTOSCALER_MANAGER,
         )
-        logs.info("autoscaler.scaled", pipeline=str(key), stage=stage, replicas=replicas)
+        logs.info("autoscaler.scaled", pipeline=str(key), stage=stage, replicas=decided.target)
+
+    async def _mark(self, tracked: _Tracked, decided: StageDecision) -> None:
+        """The emptiest replicas leave first: said on the pods before the count is written. Advice: a pod that is gone
+        meanwhile, or an error, stops nobody from shrinking."""
+        key = tracked.observed.key
+        held = tracked.last.held.get(decided.name, {}) if tracked.last is not None else {}
+        leave = decided.current - decided.target
+        for pod, cost in deletion_costs(tracked.observed, decided.name, leave, held):
+            self._fence()
+            marks = {DELETION_COST_ANNOTATION: cost}
+            try:
+                await self._kube.annotate(POD, key.namespace, pod.name, marks, uid=pod.uid, manager=AUTOSCALER_MANAGER)
+            except KubeError as error:
+                logs.warning("autoscaler.mark_failed", pipeline=str(key), pod=pod.name, error=error.message)
 
     async def _say(
         self, key: Key, tracked: _Tracked, decision: Decision, reason: str, message: str, *, ready: bool, changed: bool

@@ -18,6 +18,8 @@ from omni_operator.autoscale.types import StageSpec
 
 CPU_REPLICA_COST = 0.01  # a replica without accelerators is cheap, not free
 FLOOR_SLACK = 1.25
+# A slow step is late for one request; a stage without room holds up everybody behind it.
+ROOM_CAUTION = 1.0
 NEAR_FLOOR = 1.2  # below FLOOR_SLACK
 SHARE_GRID, SHARE_STEPS = 1.01, 512  # the servable load: to 1 %, down to a 160th
 MAX_MIXES = 400
@@ -100,7 +102,7 @@ def evaluate(load: StageLoad, mix: Sequence[int], goal: Goal, share: float = 1.0
     computing = batch * power
     step = load.fit.step((computing + goal.confidence * math.sqrt(computing * load.dispersion)) / power)
     in_flight = computing + load.bound * share
-    peak = (in_flight + goal.confidence * math.sqrt(in_flight * load.dispersion)) / power
+    peak = (in_flight + goal.confidence * ROOM_CAUTION * math.sqrt(in_flight * load.dispersion)) / power
     strain = peak / load.room
     if goal.rtf is not None and spec.realtime and spec.unit_audio_seconds > 0:
         strain = max(strain, step / spec.unit_audio_seconds / goal.rtf)

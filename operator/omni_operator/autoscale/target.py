@@ -10,9 +10,16 @@ from omni_crds.v1alpha1.pipeline import ScalingMode
 from omni_operator.autoscale.scrape import Target
 from omni_operator.autoscale.snapshot import PodTimes
 from omni_operator.autoscale.types import DeviceClass, Objectives, Prior, Spec, StageFleet, StageSpec
-from omni_operator.names import AUTOSCALER_MANAGER, ENTRY_STAGE, REPLICAS_MANAGER, stage_name
+from omni_operator.names import (
+    AUTOSCALER_MANAGER,
+    DELETION_COST_ANNOTATION,
+    ENTRY_STAGE,
+    PROMETHEUS_ANNOTATION,
+    REPLICAS_MANAGER,
+    stage_name,
+)
 from omni_operator.observed import Live, Observed
-from omni_operator.plan.pods import is_finished, is_ready, parse_time
+from omni_operator.plan.pods import is_active, is_finished, is_ready, is_scheduled, parse_time
 from omni_operator.plan.replicas import current_replicas
 from omni_runtime.deploy.plan import ResolvedPlan, StagePlan
 from omni_runtime.topology.types import EngineKind, Modality, PayloadContract
@@ -104,6 +111,44 @@ def fleet_of(observed: Observed, spec: Spec) -> dict[str, StageFleet]:
         draining = sum(p.deleting for p in pods)
         found[stage.name] = StageFleet(stage.name, target, ready, max(0, target - ready), draining)
     return found
+
+
+def devices_held(observed: Observed, spec: Spec) -> int:
+    """Accelerators of the pods that have a node, those that drain included."""
+    return sum(
+        stage.devices * sum(is_scheduled(p) and not is_finished(p) for p in observed.pods_of(stage.name))
+        for stage in spec.stages
+    )
+
+
+def pool_of(plan: ResolvedPlan) -> str | None:
+    """The accelerators that a pipeline competes for: the resource that it has most of. None: it uses none."""
+    counts: dict[str, int] = {}
+    for stage in plan.stages:
+        if stage.device.resource_name is not None:
+            counts[stage.device.resource_name] = counts.get(stage.device.resource_name, 0) + stage.device.count
+    return max(sorted(counts), key=lambda name: counts[name], default=None)
+
+
+def prometheus_of(observed: Observed, plan: ResolvedPlan) -> str | None:
+    """Where the profile of the first stage says that metrics are; None: the pods themselves are asked."""
+    profile = observed.profiles.get(plan.stages[0].profile)
+    url = profile.metadata.annotations.get(PROMETHEUS_ANNOTATION, "") if profile is not None else ""
+    return url if url.startswith(("http://", "https://")) else None
+
+
+def deletion_costs(
+    observed: Observed, stage: str, leave: int, held: Mapping[str, int]
+) -> tuple[tuple[Live, str | None], ...]:
+    """(pod, its annotation; None: none) of the pods where it has to change, so that the `leave` emptiest ones go first.
+
+    held: requests bound to each replica, by the pod's uid. Pods that are not ready leave before all others anyway; a
+    mark of an earlier time that was not used is taken back.
+    """
+    pods = [p for p in observed.pods_of(stage) if is_active(p)]
+    pods.sort(key=lambda p: (is_ready(p), held.get(p.uid, 0), p.name))
+    wanted = {p.uid: "-1" if i < leave else None for i, p in enumerate(pods)}
+    return tuple((p, wanted[p.uid]) for p in pods if p.annotations.get(DELETION_COST_ANNOTATION) != wanted[p.uid])
 
 
 def entry_target(observed: Observed) -> Target | None:

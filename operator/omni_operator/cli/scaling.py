@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,8 @@ import msgspec
 import typer
 
 from omni_operator.autoscale.record import Replayed, read, replay
-from omni_operator.autoscale.types import Tuning
+from omni_operator.autoscale.tuning import parse_tuning
+from omni_operator.cli.scaling_plot import draw
 from omni_runtime.errors import OmniError
 
 BAR = 24
@@ -26,7 +26,7 @@ class CannotExplain(OmniError):
 
 
 class CannotReplay(OmniError):
-    """The file or a changed value is not one that can be replayed."""
+    """The file is not one that can be replayed."""
 
     code = "CannotReplay"
 
@@ -35,6 +35,7 @@ def explain(
     pipeline: Annotated[str, typer.Argument(help="name of the OmniPipeline")],
     namespace: Annotated[str, typer.Option("-n", "--namespace", help="its namespace")] = "default",
     kubectl: Annotated[str, typer.Option(help="the kubectl to ask")] = "kubectl",
+    png: Annotated[Path | None, typer.Option(help="draw it into this file as well")] = None,
 ) -> None:
     """Why each stage has the replicas that it has: the last decisions of the autoscaler, newest first."""
     command = [kubectl, "-n", namespace, "get", "omnipipeline", pipeline, "-o", "json"]
@@ -44,7 +45,19 @@ def explain(
         raise CannotExplain(f"{kubectl}: {error}; name another one with --kubectl") from error
     if answer.returncode != 0:
         raise CannotExplain(answer.stderr.strip() or f"kubectl ended with {answer.returncode}")
-    print("\n".join(explained(json.loads(answer.stdout))))
+    body = json.loads(answer.stdout)
+    print("\n".join(explained(body)))
+    if png is not None:
+        _drawn(body, png)
+
+
+def _drawn(body: Mapping[str, Any], file: Path) -> None:
+    if not (body.get("status") or {}).get("decisions"):
+        raise CannotExplain("--png: there is no decision to draw yet")
+    try:
+        draw(body, file)
+    except ImportError as error:
+        raise CannotExplain(f"--png: {error}; install pillow") from error
 
 
 def explained(body: Mapping[str, Any]) -> Iterator[str]:
@@ -81,27 +94,12 @@ def replay_file(
     every: Annotated[bool, typer.Option("--every", help="every window, not only those with a change")] = False,
 ) -> None:
     """Run decide() again over recorded windows; with --set, show where it would have decided otherwise."""
-    changes = parse_changes(change or ())
+    changes = parse_tuning(change or ())
     try:
         records = list(read(file))
     except (OSError, msgspec.MsgspecError) as error:
         raise CannotReplay(f"{file}: {error}") from error
     print("\n".join(compared(replay(records), replay(records, changes) if changes else None, every=every)))
-
-
-def parse_changes(given: Iterable[str]) -> dict[str, float]:
-    """name=value pairs of Tuning. Raises CannotReplay."""
-    known = {f.name for f in fields(Tuning)}
-    found = {}
-    for pair in given:
-        name, _, value = pair.partition("=")
-        if name not in known:
-            raise CannotReplay(f"--set {pair}: there is no tuning {name!r}; there are {', '.join(sorted(known))}")
-        try:
-            found[name] = float(value)
-        except ValueError:
-            raise CannotReplay(f"--set {pair}: {value!r} is no number") from None
-    return found
 
 
 def compared(was: Iterable[Replayed], other: Iterable[Replayed] | None, *, every: bool = False) -> Iterator[str]:

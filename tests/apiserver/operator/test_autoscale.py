@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,13 +12,15 @@ from omni_crds.v1alpha1.conditions import Reason
 from omni_operator.autoscale.loop import Autoscaler
 from omni_operator.autoscale.scrape import Scraper, Target
 from omni_operator.autoscale.snapshot import Labels, Scrape
+from omni_operator.autoscale.types import Tuning
 from omni_operator.errors import Conflict
 from omni_operator.events import EventSink
-from omni_operator.kinds import STAGE
-from omni_operator.names import AUTOSCALER_MANAGER
+from omni_operator.fleet import FleetReader
+from omni_operator.kinds import POD, QUOTA, STAGE, JsonObject
+from omni_operator.names import AUTOSCALER_MANAGER, STAGE_LABEL
 from omni_operator.observed import Key
 from tests.apiserver.kube import Refused
-from tests.apiserver.operator.harness import Site
+from tests.apiserver.operator.harness import Site, eventually
 
 SCALING = {"minReplicas": 1, "maxReplicas": 4}
 STAGE_NAMES = ("thinker", "talker", "code2wav")
@@ -29,6 +32,7 @@ class Played(Scraper):
     def __init__(self) -> None:
         super().__init__()
         self.ended, self.slow, self.waiting, self.held = 0.0, 0.0, 0.0, 0
+        self.bound: dict[str, int] | None = None  # by pod uid, where a test says who holds what
 
     async def scrape(self, entry: Target | None, pods: Iterable[Target], now: float) -> Scrape:
         def stage(name: str, **more: str) -> Labels:
@@ -46,14 +50,21 @@ class Played(Scraper):
             },
             "audio_ttfp_s_sum": {stage("code2wav"): every + 8 * late},
         }
-        return Scrape(now, families, {"talker": {"a": self.held}}, entry_pod="entry")
+        held = self.bound if self.bound is not None else {"a": self.held}
+        return Scrape(now, families, {"talker": held}, entry_pod="entry")
 
 
 class Scaled:
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, tuning: Tuning) -> None:
         self.site, self.scraper, self.now = site, Played(), datetime.now(UTC)
         self.autoscaler = Autoscaler(
-            site.api, lambda: None, EventSink(site.api), clock=lambda: self.now, scraper=self.scraper
+            site.api,
+            lambda: None,
+            EventSink(site.api),
+            clock=lambda: self.now,
+            scraper=self.scraper,
+            fleet=FleetReader(site.api),
+            tuning=tuning,
         )
         site.cluster.autoscaler = self.autoscaler
 
@@ -79,13 +90,13 @@ class Scaled:
         return int(self.site.get(STAGE, f"p-{stage}")["spec"]["replicas"])
 
 
-async def scaled(site: Site, **scaling: object) -> Scaled:
+async def scaled(site: Site, tuning: Tuning | None = None, **scaling: object) -> Scaled:
     site.apply(
         stages=[{"name": "talker", "scaling": {**SCALING, **scaling}}],
         objectives={"ttfpMilliseconds": {"p95": 1500}, "queueDepth": {"perReplica": 4}},
     )
     await site.converge()
-    return Scaled(site)
+    return Scaled(site, tuning or Tuning())
 
 
 async def grow(it: Scaled) -> None:
@@ -150,6 +161,57 @@ async def test_whoever_scales_beside_it_is_named_and_obeyed(site: Site) -> None:
     condition = site.condition("ScalingReady")
     assert (condition["status"], condition["reason"]) == ("False", Reason.SECOND_OWNER)
     assert "talker" in condition["message"]
+
+
+async def test_the_emptiest_replica_leaves_first(site: Site) -> None:
+    """The ReplicaSet of a real controller manager obeys the mark, which is there before the count falls."""
+    it = await scaled(site, replace(Tuning(), scale_down_seconds=45.0, reversal_seconds=0.0))
+    await it.step()
+    await grow(it)
+    await site.converge(until=lambda: len(talkers(site)) == it.count() and site.truth("Ready") == "True")
+    pods, grown = talkers(site), it.count()
+    assert grown >= 3
+    empty = sorted(pods)[1]
+    it.scraper.bound = {p["metadata"]["uid"]: 0 if name == empty else 2 for name, p in pods.items()}
+    for _ in range(40):
+        if it.count() < grown:
+            break
+        await it.step(2)
+    left = grown - it.count()
+    assert left > 0
+    await site.converge(until=lambda: len(talkers(site)) == it.count())
+    assert empty not in talkers(site)
+    assert set(talkers(site)) < set(pods), "nobody was replaced"
+
+
+def talkers(site: Site) -> dict[str, JsonObject]:
+    return {
+        name: pod
+        for name, pod in site.all(POD).items()
+        if pod["metadata"]["labels"][STAGE_LABEL] == "talker" and "deletionTimestamp" not in pod["metadata"]
+    }
+
+
+async def test_a_quota_of_the_real_server_limits_growth(site: Site) -> None:
+    """T65: its own pods are in `used` and not counted twice."""
+    it = await scaled(site)
+    pods = len(site.all(POD))
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "few", "namespace": site.namespace},
+        "spec": {"hard": {"pods": str(pods + 1)}},
+    }
+    site.test.apply(quota)
+
+    def counted() -> bool:
+        status = site.get(QUOTA, "few").get("status", {})
+        return str(status.get("used", {}).get("pods")) == str(pods)
+
+    await eventually(counted, "the quota has counted")
+    await it.step()
+    await grow(it)
+    assert it.count() == 2
 
 
 @pytest.mark.parametrize("mode", ["Nobody", ""])

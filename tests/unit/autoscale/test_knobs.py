@@ -62,6 +62,7 @@ TUNINGS: dict[str, tuple[float, Callable[[Tuning], float]]] = {
     "idle_seconds": (3000.0, after_idle),
     "margin": (0.3, lambda t: total(settle(t, 600, 1.0, (4, 10, 3)))),
     "confidence": (6.0, lambda t: total(settle(t))),
+    "shrink_share": (1.0, lambda t: total(settle(t, 330, 1.0, (8, 16, 5)))),
     "burst_ratio": (100.0, lambda t: planned(t, [0.3] * 6 + [3.0] * 2)),
     "memory_seconds": (120.0, lambda t: planned(t, BURSTS)),
     "burst_coverage": (0.3, lambda t: planned(t, RARE_BURST)),

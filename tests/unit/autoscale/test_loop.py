@@ -16,10 +16,11 @@ from omni_operator.autoscale.loop import Autoscaler
 from omni_operator.autoscale.record import read, replay
 from omni_operator.autoscale.scrape import Scraper, Target, samples
 from omni_operator.autoscale.snapshot import Scrape
-from omni_operator.cli.scaling import CannotReplay, compared, explained, parse_changes
+from omni_operator.autoscale.tuning import UnknownTuning, parse_tuning
+from omni_operator.cli.scaling import compared, explained
 from omni_operator.errors import Conflict
 from omni_operator.events import EventSink
-from omni_operator.kinds import PIPELINE, STAGE
+from omni_operator.kinds import PIPELINE, PROFILE, STAGE
 from omni_operator.names import AUTOSCALER_MANAGER
 from omni_operator.observe import observe
 from omni_operator.observed import Key
@@ -125,6 +126,18 @@ async def test_without_metrics_it_holds_says_so_once_and_recovers() -> None:
     assert (await it.track()).ready
 
 
+async def test_a_profile_can_name_a_prometheus() -> None:
+    """And then the pods are not asked; one that is not there is told as any blindness is."""
+    it = await scaled()
+    annotations = {"serving.omni.dev/prometheus-url": "http://127.0.0.1:1"}
+    it.world.kube.edit(PROFILE, "", "cpu", lambda b: b["metadata"].update(annotations=annotations))
+    for _ in range(3):
+        await it.step(3)
+    said = await it.track()
+    assert not said.ready and said.reason is Reason.METRICS_STALE
+    await it.autoscaler.close()
+
+
 async def test_mode_external_is_left_alone() -> None:
     spec = {"stages": [{"name": "talker", "scaling": {"minReplicas": 1, "maxReplicas": 4, "mode": "External"}}]}
     it = await scaled(spec)
@@ -214,8 +227,8 @@ def test_explain_reads_a_pipeline_as_kubectl_prints_it() -> None:
     ("pair", "said"), [("nothing=1", "there is no tuning 'nothing'"), ("margin=x", "is no number")]
 )
 def test_a_wrong_change_says_what_would_be_right(pair: str, said: str) -> None:
-    with pytest.raises(CannotReplay, match=said):
-        parse_changes([pair])
+    with pytest.raises(UnknownTuning, match=said):
+        parse_tuning([pair])
 
 
 async def test_the_loop_ends_with_its_task() -> None:

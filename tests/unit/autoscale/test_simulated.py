@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.autoscale_sim.calibrate import TOLERANCE, calibration
-from benchmarks.autoscale_sim.engine import Request, Simulation
+from benchmarks.autoscale_sim.engine import Simulation
+from benchmarks.autoscale_sim.entities import Request
 from benchmarks.autoscale_sim.ours import Ours, spec_of
 from benchmarks.autoscale_sim.policy import drive
 from benchmarks.autoscale_sim.stack import ASYNC_OUTPUT, DOCUMENTED, STAGES, Server, Stack

@@ -17,7 +17,7 @@ from omni_operator.kinds import DEPLOYMENT, JsonObject, Kind
 from omni_operator.kube import Listing
 
 ObjectKey = tuple[str, str, str]  # plural, namespace, name
-WRITES = ("create", "apply", "delete", "replace", "patch_status", "scale")
+WRITES = ("create", "apply", "delete", "replace", "patch_status", "scale", "annotate")
 
 
 class FakeKube:
@@ -106,6 +106,17 @@ class FakeKube:
             raise Conflict("the object has been modified", 409, "Conflict")
         body = copy.deepcopy(current)
         body["spec"]["replicas"] = replicas
+        return self._store((kind.plural, namespace, name), kind, body, new=False)
+
+    async def annotate(
+        self, kind: Kind, namespace: str, name: str, annotations: Mapping[str, str | None], *, uid: str, manager: str
+    ) -> JsonObject:
+        self._record("annotate", kind, name)
+        body = copy.deepcopy(self._existing(kind, namespace, name))
+        if body["metadata"]["uid"] != uid:
+            raise Conflict("the UID in the precondition does not match", 409, "Conflict")
+        known = {**body["metadata"].get("annotations", {}), **annotations}
+        body["metadata"]["annotations"] = {k: v for k, v in known.items() if v is not None}
         return self._store((kind.plural, namespace, name), kind, body, new=False)
 
     # ------------------------------------------------------------------ what tests call
