@@ -5,18 +5,23 @@
 The last message of a request is its script, as JSON: {"chunks": 20, "interval_ms": 5}. Every chunk carries the moment at
 which the engine gave it (`time.monotonic_ns`, one clock for all processes of a machine): a text chunk as its text, an
 audio chunk in its first samples. The middle stage hands on what it gets.
+
+A stage can be slowed while it runs: OMNI_NULL_KNOB names a JSON file, {"talker": 3000}: milliseconds that a stage lets pass
+before a request's first chunk. It is read anew for each request.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -51,17 +56,33 @@ def stamp_of(pcm16: bytes) -> int:
     return sum(int(word) << (_BITS * i) for i, word in enumerate(words))
 
 
+KNOB = "OMNI_NULL_KNOB"
+
+
+def slowed_seconds(stage: str) -> float:
+    """What the knob says now; a file that is not there, or half written, says nothing."""
+    try:
+        knob = msgspec.json.decode(Path(os.environ[KNOB]).read_bytes(), type=dict[str, float])
+    except (KeyError, OSError, msgspec.MsgspecError):
+        return 0.0
+    return knob.get(stage, 0.0) / 1000
+
+
 @dataclass(slots=True)
 class _Running:
     request: StageRequest
     script: Script
     given: int = 0
+    slowed: float = 0.0
+    begun: bool = False
+    held: list[Payload] = field(default_factory=list)  # came while the stage is being slow
 
 
 class NullEngine:
     """Gives what the script says, at once or at its interval."""
 
     def __init__(self, context: EngineContext) -> None:
+        self._name = context.stage.name
         self._capacity = context.stage.max_concurrency
         self._edge = next((e.name for e in context.outputs), None)
         self._audio = "audio" in context.stage.emits
@@ -76,17 +97,27 @@ class NullEngine:
 
     def submit(self, request: StageRequest) -> None:
         self._outputs.append(Started(request.request))
+        slowed = slowed_seconds(self._name)
         if request.upstream_edges:
-            self._running[request.request] = _Running(request, Script())
+            self._running[request.request] = _Running(request, Script(), slowed=slowed)
             return
         script = msgspec.json.decode(str(request.inputs["messages"][-1]["content"]), type=Script)
         self._running[request.request] = _Running(request, script)
-        self._plan(request.request, 0.0)
+        self._plan(request.request, time.monotonic() + slowed if slowed else 0.0)
 
     def feed(self, request: str, edge: str, payload: Payload) -> None:
         running = self._running.get(request)
         if running is None:
             return
+        if running.slowed and not running.begun:
+            running.begun = True
+            self._plan(request, time.monotonic() + running.slowed)
+        if running.slowed:
+            running.held.append(payload)
+            return
+        self._hand_on(request, running, payload)
+
+    def _hand_on(self, request: str, running: _Running, payload: Payload) -> None:
         if self._audio:
             if payload.rows:
                 pcm = stamped_audio(time.monotonic_ns())
@@ -131,6 +162,12 @@ class NullEngine:
     def _step(self, request: str) -> None:
         running = self._running.get(request)
         if running is None:
+            return
+        if running.request.upstream_edges:
+            running.slowed = 0.0
+            for payload in running.held:
+                self._hand_on(request, running, payload)
+            running.held.clear()
             return
         text = f"{time.monotonic_ns()} "
         self._outputs.append(TextOut(request, text))

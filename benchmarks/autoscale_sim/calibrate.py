@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.autoscale_sim.engine import Request, Simulation
+from benchmarks.autoscale_sim.engine import Simulation
+from benchmarks.autoscale_sim.entities import Request
 from benchmarks.autoscale_sim.stack import ASYNC_CHUNK, ASYNC_OUTPUT, DOCUMENTED, Stack
 
 TOLERANCE = 0.2

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from benchmarks.autoscale_sim.baselines import CAPACITY, MIN
-from benchmarks.autoscale_sim.engine import Request
+from benchmarks.autoscale_sim.entities import Request
 from benchmarks.autoscale_sim.stack import CODE2WAV, STAGES, TALKER, THINKER, Stack
 
 BIN_SECONDS = 5.0

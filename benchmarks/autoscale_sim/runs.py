@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from benchmarks.autoscale_sim import baselines, oracle
-from benchmarks.autoscale_sim.engine import AUDIBLE_SECONDS, Request, Simulation
+from benchmarks.autoscale_sim.engine import Simulation
+from benchmarks.autoscale_sim.entities import AUDIBLE_SECONDS, Request
 from benchmarks.autoscale_sim.ours import Ours, spec_of
 from benchmarks.autoscale_sim.policy import LAG_SECONDS, Policy, View, drive
 from benchmarks.autoscale_sim.stack import DOCUMENTED

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.autoscale_sim.engine import Request
+from benchmarks.autoscale_sim.entities import Request
 
 TRACES = Path(__file__).parent / "traces"
 AUDIO_SHARE = 0.6
