@@ -97,6 +97,30 @@ async def test_stream_ends_with_done_and_text_only_has_no_audio(server: Server) 
     assert [e["choices"][0]["finish_reason"] for e in got[:-1]].count("stop") == 1
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_whose_speech_has_no_frame(server: Server, stream: bool) -> None:
+    """R23: a talker that ends at once (its first code ends the speech, or one token is too little to speak of)."""
+
+    def silent(request: str) -> list[control.StageMessage]:
+        return [control.StageStarted(request), control.StageFinished(request, "stop")]
+
+    await server.replicas(talker={"script": silent}, code2wav={"script": silent})
+    answer = await server.chat(modalities=BOTH, audio={"format": "wav"}, stream=stream, return_codec_codes=True)
+    assert answer.status_code == 200
+    if stream:
+        *chunks, done = sse_events(answer.text)
+        assert done == "[DONE]"
+        assert [c["choices"][0]["finish_reason"] for c in chunks][-1] == "stop"
+        assert not any(c["modality"] == "audio" and c["choices"][0]["delta"].get("content") for c in chunks)
+        assert chunks[-1]["codec_codes"] == []
+    else:
+        body = answer.json()
+        assert body["choices"][0]["message"]["content"] == "Hello world."
+        assert body["codec_codes"] == []
+        with wave.open(io.BytesIO(base64.b64decode(body["choices"][0]["message"]["audio"]["data"]))) as file:
+            assert (file.getframerate(), file.getnframes()) == (24_000, 0)
+
+
 async def test_extensions_return_token_ids_and_codes(server: Server) -> None:
     await server.replicas()
     body = (await server.chat(modalities=BOTH, return_token_ids=True, return_codec_codes=True)).json()
