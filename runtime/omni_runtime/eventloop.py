@@ -10,12 +10,15 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+YOUNG_OBJECTS = 10_000  # before the collector looks at them: some twenty requests' worth; most are gone by then
+
 
 def settle() -> None:
     """Call once when a process has loaded what it serves with: it lives as long as the process, so that the collector
     need not walk it, libraries' hundreds of thousands of objects included, in the middle of an answer."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, 20, 20)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

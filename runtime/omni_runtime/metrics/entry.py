@@ -137,6 +137,7 @@ class EntryMetrics:
             self._waiting.labels(self._model),
             {name: self._stage_waiting.labels(self._model, name) for name in self._stages},
         )
+        self._queue_seen: tuple[int, int, Mapping[StageName, int]] | None = None
         self._touch()
 
     def _touch(self) -> None:
@@ -162,6 +163,10 @@ class EntryMetrics:
     # --- the orchestrator's observer
 
     def queue_changed(self, running: int, waiting: int, per_stage: Mapping[StageName, int]) -> None:
+        seen = (running, waiting, per_stage)
+        if seen == self._queue_seen:  # most steps of a request change nothing here
+            return
+        self._queue_seen = seen
         running_now, waiting_now, stages_now = self._queue_gauges
         running_now.set(running)
         waiting_now.set(waiting)
