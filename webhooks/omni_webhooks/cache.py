@@ -44,10 +44,10 @@ class Mirror(Generic[T]):
     ) -> None:
         self.kind = kind
         self.items: dict[Key, T] = {}
-        self.version = 0  # grows with each change, for what is derived from the items
         self._project = project
         self._changed = changed
         self._monotonic = monotonic
+        self.listed: Callable[[], None] = lambda: None  # called at the end of each list
         self._complete_at: float | None = None
         self._revisions: dict[Key, str] | None = {} if keep_revisions else None
         self._seen = ""  # resourceVersion up to which events were taken in; "": a list is needed
@@ -92,7 +92,6 @@ class Mirror(Generic[T]):
         self.items = found
         if self._revisions is not None:
             self._revisions = revisions
-        self.version += 1
         for key in gone:
             self._changed(key, None)
         for number, (key, value) in enumerate(found.items()):
@@ -100,6 +99,7 @@ class Mirror(Generic[T]):
             if number % 20 == 0:
                 await asyncio.sleep(0)
         self._complete_at = started
+        self.listed()
         return version
 
     async def _watch(self, kube: Kube) -> None:
@@ -125,7 +125,6 @@ class Mirror(Generic[T]):
             self.items.pop(key, None)
         else:
             self.items[key] = value
-        self.version += 1
         self._changed(key, value)
 
     def news(self, items: Sequence[JsonObject]) -> dict[str, T] | None:

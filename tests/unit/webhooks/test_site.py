@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,6 +130,32 @@ class TestLedger:
         made.profiles._take("DELETED", profile("cuda"))
         assert set(before.profiles) == {"cuda"}
         assert set(made.context().profiles) == set()
+
+
+class Followed(Live):
+    """Lists and watches that say nothing more."""
+
+    async def pages(self, kind: Kind, namespace: str | None, selector: str = "") -> AsyncGenerator[Listing, None]:
+        yield Listing((), "1")
+
+    async def watch(self, kind: Kind, **_: Any) -> AsyncGenerator[dict[str, Any], None]:
+        await asyncio.Event().wait()
+        yield {}
+
+
+async def test_complete_copies_are_no_work_for_the_garbage_collector() -> None:
+    """A look through two thousand pipelines takes a quarter of a second, in which no review is answered."""
+    made = site(Followed())
+    before = gc.get_freeze_count()
+    following = asyncio.create_task(made.run())
+    try:
+        for _ in range(100):  # turns of the loop
+            await asyncio.sleep(0)
+        assert made.problem(ALL) is None
+        assert gc.get_freeze_count() > before
+    finally:
+        following.cancel()
+        gc.unfreeze()
 
 
 class TestConfirm:
