@@ -118,11 +118,12 @@ class Attachment:
 
     async def allocate(self, length: int, wait_s: float) -> Slab | None:
         """A slab, waiting for room at most `wait_s`; None if there is none, or the sidecar is gone."""
+        if self.lost is None and (slab := self.take_room(length)) is not None:
+            return slab
         deadline = self._loop.time() + wait_s
         while self.lost is None:
-            slab = self.pool.allocate(length)
+            slab = self.take_room(length)
             if slab is not None:
-                self._idle_since = self._loop.time()
                 return slab
             self._freed.clear()
             async with self._leasing:
@@ -144,6 +145,13 @@ class Attachment:
                 await asyncio.wait_for(self._freed.wait(), min(left, _LEASE_RETRY_SECONDS))
         return None
 
+    def take_room(self, length: int) -> Slab | None:
+        """A slab from the extents at hand."""
+        slab = self.pool.allocate(length)
+        if slab is not None:
+            self._idle_since = self._loop.time()
+        return slab
+
     async def _lease(self, length: int) -> wire.Extent:
         """Shielded: an answer that nobody waits for any more would be a lost extent."""
         self._extent = self._loop.create_future()
@@ -160,7 +168,7 @@ class Attachment:
             self.send(wire.Return(answer.result().offset))
 
     def reserve(self, slab: Slab, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> SlabReservation:
-        root: Bytes = np.frombuffer(self.arena.data(slab), np.uint8)
+        root: Bytes = np.frombuffer(self.arena.view[slab.offset : slab.offset + slab.length], np.uint8)
         self._reserved[slab.offset] = slab
         self._roots[slab] = _Root(root, self._on_unused, slab)
         return SlabReservation(self, slab, payloads.arrays(shapes, root))
@@ -179,7 +187,8 @@ class Attachment:
     def _on_unused(self, root: _Root) -> None:
         """Runs in whichever thread dropped the last array of a reservation."""
         self._roots.pop(root.slab, None)
-        self._soon(self._free_reserved, root.slab)
+        if root.slab.offset in self._reserved:  # no put has taken it
+            self._soon(self._free_reserved, root.slab)
 
     def _free_reserved(self, slab: Slab) -> None:
         if self._reserved.get(slab.offset) == slab:

@@ -45,7 +45,7 @@ class SidecarEdgeClient:
         self._full_payload = {edge.name for edge in plan.edges if edge.mode == "fullPayload"}
         self._limits = limits or ClientLimits()
         numbers = itertools.count(1)
-        self._sender = Sender(self._limits, numbers, self._attached_soon)
+        self._sender = Sender(self._limits, numbers, self._current, self._attached_soon)
         self._receiver = Receiver(self._limits, numbers)
         self._attachment: Attachment | None = None
         self._changed = asyncio.Event()  # attached, refused, or given up
@@ -80,6 +80,10 @@ class SidecarEdgeClient:
         if self._attachment is None:
             raise RuntimeError("connect() first: the sidecar tells its endpoint and domain")
         return self._attachment.attached
+
+    def _current(self) -> Attachment | None:
+        attachment = self._attachment
+        return attachment if attachment is not None and attachment.lost is None and not self._closed else None
 
     async def _attached(self, deadline_s: float) -> Attachment:
         deadline = asyncio.get_running_loop().time() + deadline_s

@@ -18,6 +18,7 @@ from omni_runtime.protocol.payload import Payload
 
 # numpy has no bfloat16 or float8: they travel as unsigned integers of the same size (Payload.dtypes names them).
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Specs = tuple[tuple[str, str, tuple[int, ...]], ...]  # name, dtype, shape
 
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _HEADER: Final = msgspec.msgpack.Decoder(ChunkHeader)
@@ -59,9 +60,9 @@ def _is_count(value: int) -> bool:
 
 
 @lru_cache(maxsize=256)  # the chunks of a stream look alike
-def _tensor_specs(specs: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[tuple[TensorSpec, ...], int]:
+def _tensor_specs(specs: Specs) -> tuple[tuple[TensorSpec, ...], int]:
     """(tensors at their offsets, bytes of all), checked. Raises as msgspec does, or ProtocolError."""
-    offsets, nbytes = lay_out({name: (shape, dtype) for name, dtype, shape in specs})
+    offsets, nbytes = _lay_out(specs)
     tensors = tuple(TensorSpec(name, dtype, shape, offsets[name]) for name, dtype, shape in specs)
     header = _HEADER.decode(_ENCODE(ChunkHeader(0, 0, False, nbytes, 0.0, tensors)))
     check_chunk(header)
@@ -87,25 +88,27 @@ def write(payload: Payload, header: ChunkHeader, target: memoryview) -> None:
             np.copyto(place, array)
 
 
-def lay_out(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[dict[str, int], int]:
+def lay_out(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[Mapping[str, int], int]:
     """(offset of each tensor, bytes of all), as `describe` lays them out. Raises ProtocolError for a dtype or shape."""
+    return _lay_out(tuple((name, dtype, shape) for name, (shape, dtype) in shapes.items()))
+
+
+@lru_cache(maxsize=256)  # the chunks of a stream look alike
+def _lay_out(specs: Specs) -> tuple[Mapping[str, int], int]:
     offsets: dict[str, int] = {}
     end = 0
-    for name, (shape, dtype) in shapes.items():
+    for name, dtype, shape in specs:
         if dtype not in _CARRIER or any(n < 0 for n in shape):
             raise ProtocolError(f"tensor {name!r}: {dtype}{list(shape)} cannot travel; dtypes: {sorted(DTYPE_BYTES)}")
         offsets[name] = aligned(end)
         end = offsets[name] + math.prod(shape) * DTYPE_BYTES[dtype]
-    return offsets, end
+    return MappingProxyType(offsets), end
 
 
 def arrays(shapes: Mapping[str, tuple[tuple[int, ...], str]], data: Bytes) -> dict[str, np.ndarray]:
     """Writable arrays over `data` (uint8 [nbytes of lay_out])."""
     offsets, _ = lay_out(shapes)
-    return {
-        name: data[at : at + math.prod(shape) * DTYPE_BYTES[dtype]].view(_CARRIER[dtype]).reshape(shape)
-        for (name, (shape, dtype)), at in zip(shapes.items(), offsets.values(), strict=True)
-    }
+    return {name: np.ndarray(shape, _CARRIER[dtype], data, offsets[name]) for name, (shape, dtype) in shapes.items()}
 
 
 def read(header: ChunkHeader, data: np.ndarray) -> Payload:

@@ -46,10 +46,15 @@ class Outgoing:
 
 class Sender:
     def __init__(
-        self, limits: ClientLimits, numbers: Iterator[int], attached: Callable[[], Awaitable[Attachment]]
+        self,
+        limits: ClientLimits,
+        numbers: Iterator[int],
+        current: Callable[[], Attachment | None],
+        attached: Callable[[], Awaitable[Attachment]],
     ) -> None:
         self._limits = limits
         self._numbers = numbers
+        self._current = current
         self._attached = attached
         self._ports: dict[int, Outgoing] = {}
         self._streams: dict[StreamId, Outgoing] = {}
@@ -62,10 +67,10 @@ class Sender:
     async def reserve(self, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> SlabReservation | None:
         """See api.EdgeClient.reserve."""
         _, length = payloads.lay_out(shapes)
-        attachment = await self._attached()
+        attachment = self._current() or await self._attached()
         if not 0 < length <= min(largest_slab(attachment.arena.length), self._limits.max_chunk_bytes):
             return None
-        slab = await attachment.allocate(length, self._limits.arena_wait_s)
+        slab = attachment.take_room(length) or await attachment.allocate(length, self._limits.arena_wait_s)
         return None if slab is None else attachment.reserve(slab, shapes)
 
     async def put(self, request: str, edge: str, payload: Payload, reservation: Reservation | None = None) -> None:
@@ -80,7 +85,7 @@ class Sender:
         deadline = asyncio.get_running_loop().time() + limits.put_deadline_s
         stream = self._streams.get((request, edge))
         if stream is None:
-            stream = self._bind((request, edge), await self._attached())
+            stream = self._bind((request, edge), self._current() or await self._attached())
         async with stream.lock:
             stream.check()
             if stream.finished:
@@ -134,7 +139,7 @@ class Sender:
         if isinstance(reservation, SlabReservation) and reservation.holds(payload) and attachment.take(reservation):
             slab = reservation.slab
         elif INLINE_BYTES < length <= largest_slab(attachment.arena.length):
-            slab = await attachment.allocate(length, self._limits.arena_wait_s)
+            slab = attachment.take_room(length) or await attachment.allocate(length, self._limits.arena_wait_s)
             copy = True
         if slab is None:
             await self._send_pieces(stream, payload, header, deadline)
