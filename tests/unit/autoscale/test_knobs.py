@@ -9,6 +9,7 @@ import pytest
 
 from omni_operator.autoscale.demand import LoadSample, estimate
 from omni_operator.autoscale.types import Objectives, Tuning
+from omni_operator.main import parse_options
 
 from .builders import Runner, a_fleet, a_spec, a_window, counts_of
 
@@ -113,3 +114,19 @@ def test_min_and_max_replicas() -> None:
 def test_budget() -> None:
     assert Runner(a_spec(budget=6), a_fleet(1, 1, 1)).run(9.0, 60).devices <= 6
     assert Runner(a_spec(budget=60), a_fleet(1, 1, 1)).run(9.0, 60).devices > 6
+
+
+def test_the_operator_takes_tunings_and_its_period() -> None:
+    given = parse_options(["--tune", "scale_down_seconds=60", "--tune", "margin=0.7", "--scaling-period-seconds", "5"])
+    assert given.controller.tuning == replace(Tuning(), scale_down_seconds=60.0, margin=0.7)
+    assert given.controller.scaling_period_seconds == 5.0
+    assert parse_options([]).controller.tuning == Tuning()
+
+
+@pytest.mark.parametrize("wrong", ["nothing=1", "margin=x"])
+def test_a_tuning_that_does_not_exist_ends_the_operator_with_a_reason(
+    wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_options(["--tune", wrong])
+    assert wrong in capsys.readouterr().err

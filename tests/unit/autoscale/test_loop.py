@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from prometheus_client import generate_latest
 
 from omni_crds.v1alpha1.conditions import Reason
@@ -18,6 +19,7 @@ from omni_operator.autoscale.scrape import Scraper, Target, samples
 from omni_operator.autoscale.snapshot import Scrape
 from omni_operator.autoscale.tuning import UnknownTuning, parse_tuning
 from omni_operator.cli.scaling import compared, explained
+from omni_operator.cli.scaling_plot import COLOURS, draw, history
 from omni_operator.errors import Conflict
 from omni_operator.events import EventSink
 from omni_operator.kinds import PIPELINE, PROFILE, STAGE
@@ -221,6 +223,27 @@ def test_explain_reads_a_pipeline_as_kubectl_prints_it() -> None:
     text = "\n".join(explained({"metadata": {"name": "p"}, "status": {"conditions": [ready], "decisions": [decision]}}))
     assert "1 -> 3" in text and "limiting: talker" in text and "####" in text and "ScalingReady True" in text
     assert "no decision yet" in "\n".join(explained({"metadata": {"name": "p"}}))
+
+
+def test_a_picture_has_a_line_for_every_stage_and_decision(tmp_path: Path) -> None:
+    """Coarse: it is drawn, in the size of what there is to say, and the steps start at the count before the first."""
+    stages = [
+        {"name": "talker", "before": 1, "replicas": 3, "reason": "burst"},
+        {"name": "thinker", "before": 2, "replicas": 2},
+    ]
+    said = {"reason": "ScaleUp", "message": "talker limits", "limitingStage": "talker", "stages": stages}
+    later = [{**stages[0], "before": 3, "replicas": 2}, stages[1]]
+    decisions = [{**said, "time": "2026-06-01T00:09:00Z", "stages": later}, {**said, "time": "2026-06-01T00:00:00Z"}]
+    assert [count for _, count in history(decisions)["talker"]] == [1, 3, 2]
+    sizes = []
+    for shown in (decisions[1:], decisions):
+        file = tmp_path / "explain.png"
+        draw({"metadata": {"name": "p"}, "status": {"decisions": shown}}, file)
+        with Image.open(file) as image:
+            sizes.append(image.size)
+            colours = image.convert("RGB").getcolors(1 << 20) or []
+        assert {COLOURS[0], COLOURS[1]} <= {colour for _, colour in colours}
+    assert sizes[0][0] == sizes[1][0] and sizes[0][1] < sizes[1][1]
 
 
 @pytest.mark.parametrize(
