@@ -46,7 +46,7 @@ RULES: tuple[Rule, ...] = (
         GROUP,
         "omnitenants",
         ("list",),
-        "while a stage grows: the tenant's budget, and its weight where devices are scarce",
+        "while a pod has no node or a stage grows: the tenant's budget, and its weight where devices are scarce",
     ),
     Rule("", "services", OWN_CHILD, "the API, the control channel of the entry and one headless Service per stage"),
     Rule("", "configmaps", OWN_CHILD, "the resolved plan, one immutable object per revision"),

@@ -68,7 +68,7 @@ async def reconcile(key: Key, cluster: Cluster, clock: Clock) -> Requeue:
         observed = replace(observed, scaling=cluster.autoscaler.track(observed, plan.resolved))
     if cluster.fleet is not None and waits_for_places(observed, plan):
         nodes = await cluster.fleet.view(key)
-        tenant = await read_tenant(cluster.kube, observed, cluster.default_profile)
+        tenant = await read_tenant(cluster.kube, cluster.fleet, observed, cluster.default_profile)
         plan = with_outlook(observed, plan, plan_outlook(observed, plan, nodes, tenant))
     observed = await announce(observed, plan, cluster.kube, cluster.fence, clock())
     interruption: KubeError | None = None

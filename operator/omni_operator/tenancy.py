@@ -18,10 +18,10 @@ from omni_crds.v1alpha1.base import OmniModel
 from omni_crds.v1alpha1.pipeline import OmniPipeline
 from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_crds.v1alpha1.stage import OmniStage
-from omni_crds.v1alpha1.tenant import OmniTenant
 from omni_operator import logs
 from omni_operator.errors import KubeError
-from omni_operator.kinds import PIPELINE, STAGE, TENANT, JsonObject
+from omni_operator.fleet import FleetReader
+from omni_operator.kinds import PIPELINE, STAGE, JsonObject
 from omni_operator.kube import KubeApi
 from omni_operator.observed import Key, Observed
 from omni_operator.placement import TenantView
@@ -42,12 +42,14 @@ class _Pool:
     running: int
 
 
-async def read_tenant(kube: KubeApi, observed: Observed, default_profile: str | None) -> TenantView | None:
+async def read_tenant(
+    kube: KubeApi, fleet: FleetReader, observed: Observed, default_profile: str | None
+) -> TenantView | None:
     """None: the namespace has no tenant with a budget, or it cannot be read."""
+    tenant = await fleet.tenant_of(observed.key.namespace)
+    if tenant is None or not tenant.spec.accelerator_budget:
+        return None
     try:
-        tenant = tenant_of(observed.key.namespace, (await kube.list(TENANT, None)).items)
-        if tenant is None or not tenant.spec.accelerator_budget:
-            return None
         pipelines: list[JsonObject] = []
         stages: list[JsonObject] = []
         for namespace in tenant.spec.namespaces:
@@ -58,13 +60,6 @@ async def read_tenant(kube: KubeApi, observed: Observed, default_profile: str | 
         return None
     used = devices_of_others(observed.key, pipelines, stages, observed.profiles, default_profile)
     return tenant_view(tenant, used)
-
-
-def tenant_of(namespace: str, tenants: Iterable[JsonObject]) -> OmniTenant | None:
-    """Where two claim a namespace the first by name, as admission has it."""
-    read = (_parse(OmniTenant, t) for t in tenants)
-    found = sorted((t for t in read if t is not None), key=lambda t: t.metadata.name)
-    return next((t for t in found if namespace in t.spec.namespaces), None)
 
 
 def devices_of_others(
