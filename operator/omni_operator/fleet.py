@@ -44,24 +44,29 @@ class FleetReader:
 
     async def view(self, key: Key) -> ClusterView | None:
         """The cluster for one pipeline, without its own pods; None where it cannot be read, or has no node at all."""
+        view = await self._view(key)
+        # A control plane alone: whoever runs it knows that nothing will be scheduled.
+        return view if view is not None and view.nodes else None
+
+    async def view_with_tenant(self, key: Key, profiles: Mapping[str, OmniRuntimeProfile]) -> ClusterView | None:
+        """The same with what its tenant's other pipelines use. profiles: what classes there are. Without a single node
+        they are not known, and quotas and tenants limit all the same."""
+        view, tenant = await self._view(key), await self.tenant_of(key.namespace)
+        if view is None or self._reading is None:
+            return None
+        usage = _usage_of(tenant, self._reading.pods, key, profiles) if tenant is not None else None
+        return replace(view, nodes=view.nodes or None, tenant=usage)
+
+    async def _view(self, key: Key) -> ClusterView | None:
         try:
             reading = await self._read()
             quotas = await self._kube.list(QUOTA, key.namespace)
         except KubeError as error:
             logs.warning("fleet.unread", pipeline=str(key), error=str(error))
             return None
-        if not reading.nodes:
-            return None  # a control plane alone: whoever runs it knows that nothing will be scheduled
         age = self._monotonic() - reading.at
         view = cluster_view(reading.nodes, reading.pods, quotas.items, pipeline=(key.namespace, key.name))
         return replace(view, age_seconds=age)
-
-    async def view_with_tenant(self, key: Key, profiles: Mapping[str, OmniRuntimeProfile]) -> ClusterView | None:
-        """The cluster for one pipeline, with what its tenant's other pipelines use. profiles: what classes there are."""
-        view, tenant = await self.view(key), await self.tenant_of(key.namespace)
-        if view is None or tenant is None or self._reading is None:
-            return view
-        return replace(view, tenant=_usage_of(tenant, self._reading.pods, key, profiles))
 
     async def tenant_of(self, namespace: str) -> OmniTenant | None:
         """None: the namespace has none, or tenants cannot be read. Two claim it: the first by name, as admission has it."""
@@ -81,7 +86,7 @@ class FleetReader:
             started = self._monotonic()
             nodes = await self._kube.list(NODE, None)
             pods = await self._kube.list(POD, None)
-            self._reading = _Reading(tuple(nodes.items), tuple(_slim(p) for p in pods.items if _counts(p)), started)
+            self._reading = _Reading(tuple(nodes.items), tuple(_slim(p) for p in pods.items), started)
             return self._reading
 
 
@@ -98,10 +103,6 @@ def _usage_of(
     devices = {d.name: d for d in Catalogue.of(profiles).classes.values() if d.resource_name}
     others = (p for p in pods if not belongs_to(p, key.namespace, key.name))
     return tenant_view(tenant, classes_in_use(others, tenant.spec.namespaces, devices.values()))
-
-
-def _counts(pod: JsonObject) -> bool:
-    return bool((pod.get("spec") or {}).get("nodeName"))
 
 
 def _slim(pod: JsonObject) -> JsonObject:
