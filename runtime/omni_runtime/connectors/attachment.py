@@ -25,6 +25,9 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _RELEASES_AT_ONCE = 512
 _KEPT_SHARE = 4  # a worker may keep views of a quarter of the arena
 _KEEP_EXTENTS_SECONDS = 1.0  # without a new slab; a stream that goes on leases none again
+# A slab that comes back within this time is there sooner than the pages of another extent, and in a cache; a producer
+# that runs ahead of its consumer would otherwise walk through the whole arena.
+_BEFORE_GROWING_SECONDS = 0.005
 _LEASE_RETRY_SECONDS = 0.05  # extents that other engines give back are not announced
 
 
@@ -121,6 +124,10 @@ class Attachment:
         if self.lost is None and (slab := self.take_room(length)) is not None:
             return slab
         deadline = self._loop.time() + wait_s
+        if self.pool.used_bytes:
+            self._freed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._freed.wait(), min(wait_s, _BEFORE_GROWING_SECONDS))
         while self.lost is None:
             slab = self.take_room(length)
             if slab is not None:
