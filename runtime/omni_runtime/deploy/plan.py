@@ -69,11 +69,15 @@ class StagePlan(msgspec.Struct, frozen=True):
 
 
 class ReplicaBounds(msgspec.Struct, frozen=True):
-    """Not part of the revision: a change of replicas restarts nothing."""
+    """Not part of the revision: a change of replicas restarts nothing. Only who may sleep is (`EntryPlan.sleepers`)."""
 
     requested: int | None  # a fixed count in the spec
     minimum: int
     maximum: int | None
+
+    @property
+    def sleeps(self) -> bool:
+        return self.requested is None and self.maximum is not None and self.minimum == 0
 
     @property
     def initial(self) -> int:
@@ -125,6 +129,7 @@ class EntryPlan(msgspec.Struct, frozen=True):
     admin: str = "Disabled"  # Disabled | Loopback
     otlp_endpoint: str | None = None
     allowed_media_domains: tuple[str, ...] = ()  # hosts whose URLs are followed, exactly
+    sleepers: tuple[str, ...] = ()  # stages that their scaling lets have no replica; ascending
 
 
 class ResolvedPlan(msgspec.Struct, frozen=True):
@@ -157,8 +162,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True):
 
     def may_sleep(self, stage: str) -> bool:
         """Whether its autoscaler may leave it without any replica: no replica is then no fault, and requests wake it."""
-        bounds = self.replicas.get(self.stage(stage).pod_group)
-        return bounds is not None and bounds.requested is None and bounds.maximum is not None and bounds.minimum == 0
+        return stage in self.entry.sleepers
 
     def edges_from(self, stage: str) -> tuple[EdgePlan, ...]:
         return tuple(e for e in self.edges if e.source == stage)

@@ -75,6 +75,7 @@ def resolve(
     drain = origins.pick("drain.timeoutSeconds", [(PIPELINE, asked_drain)], DRAIN_SECONDS)
     if bad.found or entry is None:
         raise bad.error()
+    sleepers = sorted(node.name for node in structure.stages if replicas[stages[node.name].pod_group].sleeps)
     plan = ResolvedPlan(
         pipeline=pipeline.metadata.name,
         topology=topology.name,
@@ -83,7 +84,7 @@ def resolve(
         model=model,
         stages=tuple(stages[node.name] for node in structure.stages),
         edges=edges,
-        entry=entry,
+        entry=msgspec.structs.replace(entry, sleepers=tuple(sleepers)),
         drain_timeout_seconds=drain,
         replicas=replicas,
         origins=dict(sorted(origins.noted.items())),

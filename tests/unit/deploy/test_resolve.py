@@ -239,6 +239,7 @@ class TestRevision:
             "stages: [{name: thinker, accelerator: {class: nvidia-l4}}]",
             "edges: [{from: talker, to: code2wav, chunk: {frames: 20}}]",
             SPEECH_POD,
+            "stages: [{name: thinker, scaling: {minReplicas: 0, maxReplicas: 9}}]",  # the entry has to know who sleeps
         ],
     )
     def test_what_pods_depend_on_makes_a_new_one(self, spec: str) -> None:
