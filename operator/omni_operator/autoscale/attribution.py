@@ -62,7 +62,19 @@ def blame_latency(
     if not grown:
         return full, 0.0
     worst = max(grown, key=lambda name: grown[name])
+    unexplained = _unexplained(spec, window)
+    crowded = _fullest(spec, window, fleet, waiting=False)
+    if crowded is not None and unexplained > max(0.0, grown[worst]):
+        # The queue is gone, and those who were in it arrive late: no stage's share has their waiting in the entry.
+        return crowded, unexplained
     return worst, grown[worst]
+
+
+def _unexplained(spec: Spec, window: Window) -> float:
+    """Mean seconds of TTFP that are in no stage's share."""
+    seen = [window.stage(s.name) for s in spec.stages]
+    shares = sum((share_mean(s) or 0.0) + (s.transfer.mean or 0.0) for s in seen)
+    return max(0.0, (window.ttfp.mean or 0.0) - shares)
 
 
 def blame_pace(spec: Spec, window: Window, learned: Mapping[str, Learned]) -> str | None:
@@ -101,12 +113,12 @@ def _queue_ratio(objectives: Objectives, spec: Spec, window: Window, fleet: Mapp
     )
 
 
-def _fullest(spec: Spec, window: Window, fleet: Mapping[str, StageFleet]) -> str | None:
-    """The stage that has least room for the requests that wait for it."""
+def _fullest(spec: Spec, window: Window, fleet: Mapping[str, StageFleet], *, waiting: bool = True) -> str | None:
+    """The stage that has least room for the requests that wait for it. waiting=False: whether or not any does now."""
     worst, fullness = None, 0.0
     for stage in spec.stages:
         seen, ready = window.stage(stage.name), fleet[stage.name].ready
-        if seen.waiting <= 0:
+        if seen.waiting <= 0 and (waiting or seen.in_flight <= 0):
             continue
         filled = seen.in_flight / (stage.slots * ready) if ready > 0 else float("inf")
         if worst is None or filled > fullness:

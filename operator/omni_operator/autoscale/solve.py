@@ -19,7 +19,7 @@ from omni_operator.autoscale.types import StageSpec
 CPU_REPLICA_COST = 0.01  # a replica without accelerators is cheap, not free
 FLOOR_SLACK = 1.25
 # A slow step is late for one request; a stage without room holds up everybody behind it.
-ROOM_CAUTION = 1.0
+ROOM_CAUTION = 3.0
 NEAR_FLOOR = 1.2  # below FLOOR_SLACK
 SHARE_GRID, SHARE_STEPS = 1.01, 512  # the servable load: to 1 %, down to a 160th
 MAX_MIXES = 400

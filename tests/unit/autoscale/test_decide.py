@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from omni_operator.autoscale.types import DeviceClass, Freshness, Limits, Objectives
 
-from .builders import Runner, a_fleet, a_spec, a_window, counts_of
+from .builders import Runner, a_fleet, a_spec, a_window, counts_of, seconds_of
 
 
 def test_more_load_than_the_replicas_stand_grows_what_is_needed_at_once() -> None:
@@ -196,3 +198,18 @@ def test_the_decision_can_be_read_without_the_code() -> None:
     inputs = dict(decision.inputs)
     assert inputs["talker.requests_per_second"] == pytest.approx(3.0)
     assert "talker 1 -> " in decision.message and decision.candidates
+
+
+def test_who_waited_in_the_entry_is_late_because_of_the_stage_that_was_full() -> None:
+    """T30: the queue is gone, its requests come late, and no stage's share has their waiting."""
+    runner = Runner(a_spec(), a_fleet(2, 2, 2), follow=False)
+    runner.run(0.5, 120)
+    calm = a_window(runner.spec, runner.fleet, 0.5, now=runner.now + 15)
+    full = tuple(replace(s, in_flight={"thinker": 3.0, "talker": 60.0, "code2wav": 4.0}[s.name]) for s in calm.stages)
+    slower = tuple(replace(s, compute=seconds_of([0.3] * int(s.arrivals))) if s.name == "thinker" else s for s in full)
+    runner.now += 15
+    late = replace(calm, stages=slower, ttfp=seconds_of([6.0] * 8))
+    assert runner.show(late).limiting_stage == "talker"
+    assert runner.show(replace(late, ttfp=seconds_of([1.9] * 8), stages=tuple(
+        replace(s, compute=seconds_of([1.8] * 8)) if s.name == "thinker" else s for s in full
+    ))).limiting_stage == "thinker", "what its own share explains is its own doing"  # fmt: skip
