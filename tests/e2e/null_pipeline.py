@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks._servers import null_plan
-from omni_runtime.deploy.plan import canonical_json
+from omni_runtime.deploy.plan import ResolvedPlan, canonical_json
 from omni_runtime.local.layout import (
     LOOPBACK,
     REPLICA_PLACEHOLDER,
@@ -54,12 +54,14 @@ class NullPipeline:
     url: str
     folder: Path
     specs: dict[str, ProcessSpec]
+    null_stages: frozenset[str] = frozenset(STAGES)
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str) -> None:
         worker = "omni_runtime.stages.worker"
         command = [a.replace(REPLICA_PLACEHOLDER, uuid.uuid4().hex) for a in self.specs[name].command]
-        command = ["benchmarks._null_stage" if a == worker else a for a in command]
+        if self.specs[name].stage in self.null_stages:
+            command = ["benchmarks._null_stage" if a == worker else a for a in command]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
                 command, cwd=ROOT, stdout=log, stderr=log, env=child_environment(), start_new_session=True
@@ -119,9 +121,14 @@ class NullPipeline:
 
 
 @contextmanager
-def null_pipeline(**replicas: int) -> Iterator[NullPipeline]:
-    """Ready inside; no process and no shared memory afterwards. replicas: of a stage, where it is not one."""
-    plan = null_plan(CONCURRENCY)
+def null_pipeline(
+    plan: ResolvedPlan | None = None, null_stages: Iterable[str] = STAGES, **replicas: int
+) -> Iterator[NullPipeline]:
+    """Ready inside; no process and no shared memory afterwards. replicas: of a stage, where it is not one.
+
+    plan, null_stages: a pipeline some of whose stages are real.
+    """
+    plan = plan or null_plan(CONCURRENCY)
     shared_before = _shared_memory()
     with tempfile.TemporaryDirectory(prefix="omni-null-") as private:
         folder = Path(private)
@@ -131,7 +138,8 @@ def null_pipeline(**replicas: int) -> Iterator[NullPipeline]:
         http = choose_ports(0, 1).control
         counts = replica_counts(plan, replicas)
         specs = plan_processes(plan, counts, folders, choose_ports(http, sum(counts.values())), LOOPBACK)
-        pipeline = NullPipeline(f"http://{LOOPBACK}:{http}", folder, {s.name: s for s in specs})
+        url = f"http://{LOOPBACK}:{http}"
+        pipeline = NullPipeline(url, folder, {s.name: s for s in specs}, frozenset(null_stages))
         try:
             for name in pipeline.specs:
                 pipeline.start(name)

@@ -5,15 +5,18 @@ Real processes and sockets; the engines compute nothing (R4, R5, R6, R11, R12, R
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+from benchmarks._null_stage import AUDIO_CHUNK_SECONDS, SAMPLE_RATE, stamp_of
 from tests.e2e.null_pipeline import STAGES, NullPipeline, null_pipeline
 
 pytestmark = pytest.mark.timeout(600)
@@ -81,6 +84,59 @@ def test_a_whole_answer(pipeline: NullPipeline) -> None:
     assert finished(seen[-1])
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_ten_minutes_of_audio(pipeline: NullPipeline, stream: bool) -> None:
+    """Far more than the entry keeps of a request that nobody reads: a client that reads gets all of it, in order."""
+    request = {**body(), "audio": {"format": "pcm16"}, "stream": stream, "stream_options": {"include_usage": True}}
+    request["messages"] = [{"role": "user", "content": json.dumps({"chunks": 3_000})}]
+    pieces, usage = [], {}
+    if stream:
+        with httpx.stream("POST", f"{pipeline.url}/v1/chat/completions", json=request, timeout=60) as response:
+            for event in events(response):
+                usage = event.get("usage") or usage
+                if event.get("modality") == "audio":
+                    pieces.append(base64.b64decode(event["choices"][0]["delta"].get("content") or ""))
+    else:
+        answer = httpx.post(f"{pipeline.url}/v1/chat/completions", json=request, timeout=120).json()
+        pieces.append(base64.b64decode(answer["choices"][0]["message"]["audio"]["data"]))
+        usage = answer["usage"]
+    pcm = b"".join(pieces)
+    chunk = round(2 * AUDIO_CHUNK_SECONDS * SAMPLE_RATE)
+    stamps = [stamp_of(pcm[i : i + chunk]) for i in range(0, len(pcm), chunk)]
+    assert len(pcm) == 600 * 2 * SAMPLE_RATE
+    assert usage["audio_seconds"] == 600
+    assert stamps == sorted(stamps) and len(set(stamps)) == 3_000
+
+
+def test_twenty_thousand_characters(pipeline: NullPipeline) -> None:
+    """As a prompt, and as a text to speak: every phrase of it."""
+    request = body()
+    request["messages"][0]["content"] += " " * 20_000
+    with httpx.stream("POST", f"{pipeline.url}/v1/chat/completions", json=request, timeout=30) as response:
+        assert finished(list(events(response))[-1])
+    text = "A sentence that has fifty characters and no more. " * 400
+    speech = {"input": text, "response_format": "pcm"}
+    answer = httpx.post(f"{pipeline.url}/v1/audio/speech", json=speech, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.content) == 400 * round(2 * AUDIO_CHUNK_SECONDS * SAMPLE_RATE)
+
+
+def test_one_id_for_two_requests_at_once(pipeline: NullPipeline) -> None:
+    """R62: a client's id is a label; neither request disturbs the other."""
+
+    def ask(_: int) -> list[dict[str, Any]]:
+        headers = {"x-request-id": "the-same"}
+        url = f"{pipeline.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body(), headers=headers, timeout=30) as response:
+            assert response.headers["x-request-id"] == "the-same"
+            return list(events(response))
+
+    with ThreadPoolExecutor(2) as pool:
+        for seen in pool.map(ask, range(2)):
+            assert finished(seen[-1])
+            assert sum(bool(e["choices"][0]["delta"].get("content")) for e in seen) == 2 * CHUNKS
+
+
 @pytest.mark.parametrize("index", range(2 * CHUNKS))
 def test_a_client_that_leaves_after_any_chunk(pipeline: NullPipeline, index: int) -> None:
     with httpx.stream("POST", f"{pipeline.url}/v1/chat/completions", json=body(200), timeout=30) as response:
@@ -110,7 +166,9 @@ def test_a_deadline_at_any_chunk(pipeline: NullPipeline, index: int) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("index", [1, 3, CHUNKS, 2 * CHUNKS - 1])
+@pytest.mark.parametrize(
+    "index", [n if n in (1, 3, CHUNKS) else pytest.param(n, marks=pytest.mark.long) for n in range(2 * CHUNKS + 1)]
+)
 def test_a_stage_that_is_killed_at_any_chunk(pipeline: NullPipeline, stage: str, index: int) -> None:
     """The client hears of the stage, soon; the stage comes back and the next request works (R34, R35)."""
     last, delay = terminal_of(pipeline, body(200), index, lambda: pipeline.kill(stage))
@@ -147,8 +205,6 @@ def test_an_entry_that_is_killed(pipeline: NullPipeline) -> None:
 
 def abort_many(pipeline: NullPipeline, count: int, every: int) -> list[dict[str, int]]:
     """`count` clients that leave after 0 to 3 events, eight at a time; memory per process after each `every`."""
-    from concurrent.futures import ThreadPoolExecutor
-
     rng = np.random.default_rng(0)
 
     def leave(events_before: int) -> None:
