@@ -28,7 +28,7 @@ def turned(tuning: Tuning) -> int:
     """Down after up: how many replicas are left 510 s after the load has gone."""
     runner = Runner(a_spec(tuning=tuning), a_fleet(1, 6, 1))
     runner.run(1.0, 600)
-    runner.run(3.0, 60)
+    runner.run(6.0, 60)
     runner.run(1.0, 510)
     return runner.counts[1]
 

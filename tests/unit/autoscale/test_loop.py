@@ -162,6 +162,7 @@ async def test_a_second_owner_is_named_and_obeyed() -> None:
         body["metadata"]["managedFields"] = [{"manager": "kubectl", "subresource": "scale", "fieldsV1": fields}]
 
     it.world.kube.edit(STAGE, NS, "p-talker", taken)
+    await it.world.converge()  # its pods are there: what starts is not asked for again
     for _ in range(3):
         it.scraper.entry.waiting.labels("m", "talker").set(90)
         await it.step(40, ttfp=9.0)

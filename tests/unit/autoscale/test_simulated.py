@@ -20,7 +20,7 @@ HEAVY_END = replace(
 PIPELINES = {"documented": DOCUMENTED, "optimised": ASYNC_OUTPUT, "heavy code2wav": HEAVY_END}
 # A factor per stage that breaks the objective within a window; the faster a stack is, the larger.
 SLOWED = {
-    "documented": (6.0, 3.0, 25.0),
+    "documented": (12.0, 3.0, 25.0),
     "optimised": (40.0, 12.0, 100.0),
     "heavy code2wav": (8.0, 3.0, 8.0),
 }
