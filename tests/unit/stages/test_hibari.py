@@ -8,13 +8,14 @@ from msgspec.structs import replace
 
 from omni_runtime.errors import InvalidRequest
 from omni_runtime.protocol.payload import Payload
-from omni_runtime.stages.engine import AudioOut, Done, EdgeOut, StageEngine, StageOutput, StageRequest, Started
+from omni_runtime.stages.engine import AudioOut, Done, EdgeOut, Failed, StageEngine, StageOutput, StageRequest, Started
 from tests.unit.stages.plans import TALKER_EDGE, THINKER_EDGE, a_context, a_plan
 
 hibari = pytest.importorskip("hibari")
 
 from omni_runtime.stages.hibari.acoustic import SPECTRA, HibariAcousticEngine, PhraseFrames  # noqa: E402
 from omni_runtime.stages.hibari.synthesis import Noise, PhraseSynthesis  # noqa: E402
+from omni_runtime.stages.hibari.text import speakable  # noqa: E402
 from omni_runtime.stages.hibari.vocoder import HibariVocoderEngine  # noqa: E402
 
 TEXT = "The operator watches the cluster."
@@ -181,6 +182,52 @@ def test_an_answer_without_a_sound_ends_well(acoustic: HibariAcousticEngine, voc
     chunks = [o.payload for o in speak(acoustic) if isinstance(o, EdgeOut)]
     assert [(c.rows, c.finished) for c in chunks] == [(0, True)]
     assert decode(vocoder, chunks).size == 0
+
+
+READABLE = [
+    "It takes 10⁻⁴ s.",
+    "From -❻ to -➂ and ፰స.",
+    "It is " + "9" * 40 + ".",
+    "$1" + ",000" * 13,
+    "𝟙𝟚𝟛" * 13,
+    "४" * 40,
+    "\ud7ff\uffff\0",
+]
+
+
+@pytest.mark.parametrize("text", READABLE, ids=ascii)
+def test_any_digits_can_be_read(acoustic: HibariAcousticEngine, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R34: one such number ended the process, and with it every answer that was being spoken."""
+    monkeypatch.setattr(acoustic, "run", lambda phonemes, speed: None)  # the net takes seconds, and has no part in it
+    assert isinstance(speak(acoustic, text)[-1], Done)
+
+
+def test_long_numbers_are_read_digit_by_digit_and_short_ones_are_left_alone(acoustic: HibariAcousticEngine) -> None:
+    assert acoustic._phrases("x²") == list(acoustic._net.phonemize("x squared")), "what can be read is left alone"
+    assert speakable("1,000,000 and x⁴, in 2024") == "1,000,000 and x4, in 2024"
+    assert speakable("1" * 30) == " ".join("1" * 30)
+
+
+def test_a_phrase_that_cannot_be_read_fails_its_request_alone(
+    acoustic: HibariAcousticEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phonemize = acoustic._net.phonemize
+
+    def refuse(text: str) -> list[str]:
+        if "unreadable" in text:
+            raise IndexError("list index out of range")
+        return list(phonemize(text))
+
+    monkeypatch.setattr(acoustic._net, "phonemize", refuse, raising=False)
+    acoustic.submit(StageRequest("a", {}, {}, (THINKER_EDGE,), (TALKER_EDGE,)))
+    acoustic.feed("a", THINKER_EDGE, segment("Something unreadable.", finished=True))
+    outputs = speak(acoustic, TEXT, request="b")
+    failures = [o for o in outputs if isinstance(o, Failed)]
+    assert [(f.request, f.code) for f in failures] == [("a", "EngineError")]
+    assert "Something unreadable." in failures[0].message
+    assert isinstance(outputs[-1], Done)
+    assert outputs[-1].request == "b"
+    assert acoustic.stats().running == acoustic.stats().waiting == 0
 
 
 def test_only_the_loaded_voice_speaks_r58(acoustic: HibariAcousticEngine) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from omni_runtime.errors import InvalidRequest
+from omni_runtime.errors import EngineError, InvalidRequest
 from omni_runtime.protocol.payload import Payload
 from omni_runtime.serving.params import StageParams, from_map
 from omni_runtime.stages.chunks import ChunkPlanner, ChunkPolicy
 from omni_runtime.stages.context import EngineContext
-from omni_runtime.stages.engine import Done, EdgeOut, StageOutput, StageRequest, Started
+from omni_runtime.stages.engine import Done, EdgeOut, Failed, StageOutput, StageRequest, Started
+from omni_runtime.stages.hibari.text import speakable
 from omni_runtime.stages.turns import TurnEngine
 
 SPECTRA = ("lh", "th", "ln", "lr", "phi")  # log harmonic, its phase, log noise, log residual, its phase
@@ -110,7 +111,12 @@ class HibariAcousticEngine(TurnEngine[_Speaking]):
     def _work(self) -> list[StageOutput]:
         for request, state in self._requests:
             if state.segments:
-                outputs = self._speak(request, state, state.segments.popleft())
+                text = state.segments.popleft()
+                try:
+                    phrases = self._phrases(text)
+                except Exception as error:  # noqa: BLE001 - a text that cannot be read fails its request, not the stage
+                    return self._unreadable(request, text, error)
+                outputs = self._speak(request, state, phrases)
                 self._requests.next_turn(request)
                 if state.upstream_finished and not state.segments:
                     outputs.extend(self._finish(request, state))
@@ -119,12 +125,22 @@ class HibariAcousticEngine(TurnEngine[_Speaking]):
                 return self._finish(request, state)
         return []
 
-    def _speak(self, request: str, state: _Speaking, text: str) -> list[StageOutput]:
+    def _phrases(self, text: str) -> list[str]:
+        try:
+            return list(self._net.phonemize(text))
+        except (IndexError, ValueError):  # a number that its rules cannot read
+            return list(self._net.phonemize(speakable(text)))
+
+    def _unreadable(self, request: str, text: str, error: Exception) -> list[StageOutput]:
+        self._requests.remove(request)
+        return [Failed(request, EngineError.code, f"cannot pronounce {text[:80]!r}: {type(error).__name__}: {error}")]
+
+    def _speak(self, request: str, state: _Speaking, phrases: list[str]) -> list[StageOutput]:
         outputs: list[StageOutput] = []
         if not state.started:
             state.started = True
             outputs.append(Started(request))
-        for phonemes in self._net.phonemize(text):
+        for phonemes in phrases:
             phrase = self.run(phonemes, state.speed)
             if phrase is None:
                 continue
