@@ -6,9 +6,9 @@ GPU, that costs a core which has nothing else to do; on a node of two cores it i
 
 from __future__ import annotations
 
-from typing import Any
-
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+from omni_runtime.stages.ar_vllm.waking import sleep_at_once
 
 
 class RestingExecutor(MultiprocExecutor):
@@ -17,5 +17,4 @@ class RestingExecutor(MultiprocExecutor):
     def _post_init_executor(self) -> None:
         super()._post_init_executor()
         for queue in self.response_mqs:
-            condition: Any = queue._spin_condition
-            condition.busy_loop_s = 0.0
+            sleep_at_once(queue._spin_condition)
