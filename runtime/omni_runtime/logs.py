@@ -107,15 +107,8 @@ def configure(process: str, *, level: str = "INFO", stream: TextIO | None = None
     """Send every log line of this process, libraries included, to `stream` (stderr) as JSON. Call once in main."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter({"process": process, **static}))
-    _forget_callers()
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     for chatty in ("httpx", "httpcore", "asyncio", "zmq.auth", "uvicorn.access"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-
-
-def _forget_callers() -> None:
-    """No line names the source line that wrote it; looking for that costs more than the rest of the record."""
-    logging._srcfile = None  # documented: docs.python.org/3/howto/logging.html#optimization
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
