@@ -15,6 +15,7 @@ import pytest
 from omni_cluster.state import load_state
 from omni_runtime.cli.kubectl import REPOSITORY, SYSTEM_NAMESPACE, Kube, StepFailed, omni
 from tests.e2e.conftest import conditions, eventually, fresh_namespace, pods
+from tests.e2e.witness import by_node, kinds_of_nodes, planned, planned_places
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -138,6 +139,17 @@ def test_talker_and_code2wav_share_one_pod_and_its_device(applied: Applied) -> N
     if vendor.visibility:
         assert told[vendor.visibility] == "all"
     assert pod["spec"]["nodeName"].startswith(vendor.nodes)
+
+
+def test_pods_are_on_the_nodes_that_the_check_would_give_them(applied: Applied) -> None:
+    """Of two equal nodes the scheduler may choose; test_placement.py leaves it no choice."""
+    devices = {"thinker": applied.vendor.thinker_devices, "talker": 1}
+    made = [(stage, pod["spec"]["nodeName"]) for stage in devices for pod in applied.stage_pods(stage)]
+    kinds = kinds_of_nodes(applied.kube)
+    places = planned_places(planned(applied.kube, f"examples/{applied.vendor.example}.pipeline.yaml"))
+    assert {(group, kinds[node]) for group, node in made} == {(group, kinds[node]) for group, node in places}
+    if applied.vendor is not CUDA:
+        assert by_node(made, devices, kinds) == by_node(places, devices, kinds)
 
 
 @pytest.mark.parametrize("stage", ["thinker", "talker"])
