@@ -114,7 +114,7 @@ def _established(kube: Kube, crd: Object) -> Object:
     conditions: list[Any] = []
     while time.monotonic() < deadline:
         current = kube.get(crd)
-        conditions = current.get("status", {}).get("conditions", [])
+        conditions = current.get("status", {}).get("conditions") or []
         if any(c["type"] == "Established" and c["status"] == "True" for c in conditions):
             return current
         time.sleep(0.05)

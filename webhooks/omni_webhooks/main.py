@@ -29,6 +29,7 @@ from omni_webhooks.server import AdmissionServer, select_rules, serve_tls
 from omni_webhooks.site import PlacementOptions, Site
 
 LAST_REVIEW_SECONDS = 6.0  # the API server gives up on a call after 5
+QUIET_SECONDS = 1.0  # without a call: no endpoint leads here any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +147,12 @@ async def run_webhooks(options: Options) -> None:
 
 
 async def _drain(admission: AdmissionServer, seconds: float) -> None:
-    """Answer on until the endpoints have changed, then until the last review is answered."""
+    """Answer on until the endpoints have changed, then until no call comes any more and the last one is answered."""
     logs.info("webhooks.draining", seconds=seconds)
     await asyncio.sleep(seconds)
     try:
         async with asyncio.timeout(LAST_REVIEW_SECONDS):
-            await admission.idle()
+            await admission.quiet(QUIET_SECONDS)
     except TimeoutError:
         logs.warning("webhooks.reviews_cut")
 

@@ -38,17 +38,23 @@ class AdmissionServer:
         self._rules = tuple(rules)
         self._stale = stale_seconds
         self._open = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._stirred = asyncio.Event()  # a call began or ended
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_REVIEW_BYTES)
         app.add_routes([web.post("/validate", self._validate), web.post("/mutate", self._mutate)])
         return app
 
-    async def idle(self) -> None:
-        """Until no review is being answered."""
-        await self._idle.wait()
+    async def quiet(self, seconds: float) -> None:
+        """Until no review is being answered, and none has been for so long: a call may still be shaking hands."""
+        while True:
+            self._stirred.clear()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._stirred.wait()
+            except TimeoutError:
+                if not self._open:
+                    return
 
     async def _validate(self, request: web.Request) -> web.Response:
         return await self._answer(request, self._verdict)
@@ -59,7 +65,7 @@ class AdmissionServer:
     async def _answer(self, request: web.Request, answer: Answer) -> web.Response:
         started = time.monotonic()
         self._open += 1
-        self._idle.clear()
+        self._stirred.set()
         metrics.IN_FLIGHT.inc()
         try:
             call = parse_call(await request.read())
@@ -76,8 +82,7 @@ class AdmissionServer:
         finally:
             metrics.IN_FLIGHT.dec()
             self._open -= 1
-            if not self._open:
-                self._idle.set()
+            self._stirred.set()
 
     async def _verdict(self, call: Call, started: float) -> JsonObject:
         review = call.review()

@@ -116,18 +116,21 @@ class Installed:
 
     kube: Kube
     name: str = field(default_factory=lambda: f"test-{uuid.uuid4().hex[:8]}")
-    secret: str = ""
+    values: tuple[str, ...] = ()  # options of helm
+    timeout_seconds: int | None = None  # of each call, where a test is about answers and not about how soon they come
 
     def options(self) -> list[str]:
         return ["--configuration", self.name, "--secret", f"{self.name}-tls", "--namespace", "default"]
 
     def apply(self, port: int) -> None:
         for kind in KINDS:
-            (source,) = [o for o in rendered() if o["kind"] == kind]
+            (source,) = [o for o in rendered(*self.values) if o["kind"] == kind]
             configuration = copy.deepcopy(source)
-            configuration["metadata"] = {"name": self.name}
+            kept = {"annotations": source["metadata"].get("annotations") or {}}
+            configuration["metadata"] = {"name": self.name, **kept}
             for webhook in configuration["webhooks"]:
                 service = webhook["clientConfig"].pop("service")
+                webhook["timeoutSeconds"] = self.timeout_seconds or webhook["timeoutSeconds"]
                 webhook["clientConfig"]["url"] = f"https://127.0.0.1:{port}/{service['path'].strip('/')}"
             self.kube.apply(configuration, manager="helm")
 

@@ -258,30 +258,6 @@ class TestCertificates:
             finally:
                 installed.remove()
 
-    def test_certificates_of_somebody_else_are_read_again_when_they_change(
-        self, kube: Kube, kubeconfig: Path, tmp_path: Path
-    ) -> None:
-        folder = tmp_path / "tls"
-        folder.mkdir()
-        day, now = timedelta(days=1), datetime.now(UTC)
-        authority = keys.make_authority(now, day)
-
-        def write() -> None:
-            pair = keys.issue(authority, ["127.0.0.1"], now, day)
-            (folder / "tls.crt").write_bytes(pair.cert)
-            (folder / "tls.key").write_bytes(pair.key)
-
-        options = ("--certificate-dir", str(folder), "--ignore-nodes")
-        with webhook_process(kubeconfig, tmp_path / "log", *options) as process:
-            until(lambda: "tls.crt" in process.get("/readyz")[1], "says what is missing")
-            write()
-            wait_ready(process)
-            (folder / "tls.crt").write_bytes(b"half a fil")
-            time.sleep(0.5)  # several looks at it
-            assert process.ready(), "what is in use stays in use"
-            write()
-            until(lambda: len([e for e in process.events() if e["event"] == "certificate.loaded"]) == 2, "read again")
-
 
 def test_the_rights_of_the_charts_service_account_are_enough(kube: Kube, kubeconfig: Path, tmp_path: Path) -> None:
     """From nothing to ready, and a rotation, with a token of the ServiceAccount and nothing else."""
@@ -309,14 +285,6 @@ def test_the_rights_of_the_charts_service_account_are_enough(kube: Kube, kubecon
         installed.remove()
         for body in reversed(objects):
             kube.delete(body)
-
-
-def test_a_clean_end(kube: Kube, kubeconfig: Path, tmp_path: Path) -> None:
-    with installed_webhooks(kube, kubeconfig, tmp_path / "log", "--ignore-nodes") as process:
-        process.terminate()
-        until(lambda: process.get("/readyz") == (503, "stopping"), "says at once that it is going")
-        assert process.process.wait(30) == 0
-    assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 def _token_kubeconfig(kube: Kube, kubeconfig: Path) -> Object:

@@ -140,10 +140,13 @@ class TestCertificates:
 
     def test_cert_manager(self) -> None:
         options = ("--set", "webhooks.certificates.mode=CertManager")
-        (certificate,) = of_kind(rendered(*options), "Certificate")
+        authority, certificate = of_kind(rendered(*options), "Certificate")
         assert f"{NAME}.omni-system.svc" in certificate["spec"]["dnsNames"]
         assert certificate["spec"]["issuerRef"] == {"kind": "Issuer", "name": NAME}
-        assert len(of_kind(rendered(*options), "Issuer")) == 1
+        root, issuer = of_kind(rendered(*options), "Issuer")
+        assert issuer["spec"] == {"ca": {"secretName": authority["spec"]["secretName"]}}
+        assert authority["spec"]["issuerRef"]["name"] == root["metadata"]["name"]
+        assert authority["spec"]["isCA"], "a renewal of the certificate leaves the authority as it is"
         for configuration in configurations(*options):
             annotations = configuration["metadata"]["annotations"]
             assert annotations == {"cert-manager.io/inject-ca-from": f"omni-system/{NAME}"}
