@@ -110,22 +110,6 @@ def test_pods_are_where_the_witness_has_them(simulated: Kube, example: Example) 
         eventually(feasible, 60, "PlacementFeasible")
 
 
-def test_the_second_engine_of_an_ascend_pod_sees_the_first_ones_devices(simulated: Kube) -> None:
-    with fresh_namespace(simulated) as namespace:
-        simulated.read("-n", namespace, "apply", "-f", "examples/qwen3-omni.npu.pipeline.yaml")
-
-        def shared() -> dict[str, str] | None:
-            for pod in pods(simulated, namespace):
-                for container in pod["spec"]["containers"]:
-                    if container["name"] == "engine-code2wav":
-                        return {e["name"]: e.get("value", "") for e in container["env"]}
-            return None
-
-        told = eventually(shared, 60, "a pod with code2wav")
-        assert told["ASCEND_VISIBLE_DEVICES"] == "all"
-        assert told["OMNI_SHARED_DEVICE_OF"] == "talker"
-
-
 def test_one_l4_is_refused_with_what_is_missing_and_a_fix(simulated: Kube, tmp_path: Path) -> None:
     text = (REPOSITORY / "examples" / "qwen3-omni.pipeline.yaml").read_text()
     manifest = tmp_path / "pipeline.yaml"
