@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import base64
 import io
+import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +83,7 @@ class Question:
     prompt: Prompt
     audio: bool = True
     talker_tokens: int = TALKER_TOKENS
+    streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,32 +115,63 @@ class Row:
         return f"{asked.number:>3} {asked.kind:<6} {marks}  {self.frames:>3} frames  pcm {self.pcm_difference:.1e}"
 
 
-def ask(client: httpx.Client, question: Question) -> Heard:
+def body_of(question: Question, *, stream: bool = False) -> dict[str, Any]:
     body: dict[str, Any] = {
         "messages": question.prompt.openai_messages(),
         "modalities": ["text"],
         "temperature": 0,
         "max_tokens": TEXT_TOKENS,
         "return_token_ids": True,
+        "stream": stream,
     }
     if question.audio:
         body |= {
             "modalities": ["text", "audio"],
-            "audio": {"format": "wav", "voice": "ethan"},
+            "audio": {"format": "pcm16", "voice": "ethan"},
             "talker_temperature": 0,
             "talker_max_tokens": question.talker_tokens,
             "return_codec_codes": True,
         }
-    response = client.post("/v1/chat/completions", json=body)
+    return body
+
+
+def ask(client: httpx.Client, question: Question) -> Heard:
+    if question.streamed:
+        return _ask_streamed(client, question)
+    response = client.post("/v1/chat/completions", json=body_of(question))
     assert response.status_code == 200, response.text
-    answer = response.json()
-    choice = answer["choices"][0]
-    codes = np.asarray(answer.get("codec_codes", []), dtype=np.int32)
-    audio = (choice["message"].get("audio") or {}).get("data") or ""
+    return heard_of(response.json())
+
+
+def heard_of(answer: dict[str, Any]) -> Heard:
+    """Of an answer in one piece."""
+    audio = (answer["choices"][0]["message"].get("audio") or {}).get("data") or ""
+    return _heard(answer, base64.b64decode(audio))
+
+
+def _ask_streamed(client: httpx.Client, question: Question) -> Heard:
+    """Chunks are joined in the order in which they came."""
+    pcm = b""
+    last: dict[str, Any] = {}
+    with client.stream("POST", "/v1/chat/completions", json=body_of(question, stream=True)) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            assert "error" not in event, event
+            if event["modality"] == "audio":
+                pcm += base64.b64decode(event["choices"][0]["delta"].get("content") or "")
+            last = event
+    assert last["choices"][0]["finish_reason"], "the last chunk says why it ended"
+    return _heard(last, pcm)
+
+
+def _heard(extensions: dict[str, Any], pcm16: bytes) -> Heard:
+    codes = np.asarray(extensions.get("codec_codes", []), dtype=np.int32)
     return Heard(
-        text_ids=[int(t) for t in answer["token_ids"]],
+        text_ids=[int(t) for t in extensions["token_ids"]],
         codes=codes.reshape(len(codes), -1 if len(codes) else 0),
-        pcm=_samples(base64.b64decode(audio)),
+        pcm=(np.frombuffer(pcm16, "<i2") / 32_767).astype(np.float32),
     )
 
 
@@ -154,15 +187,18 @@ def compare_questions(
     """Ask the questions, `concurrency` at a time in their order, and compare each answer."""
     with httpx.Client(base_url=base_url, timeout=300) as client, ThreadPoolExecutor(concurrency) as pool:
         heard = list(pool.map(lambda q: ask(client, q), questions))
-    rows = []
-    for question, answer in zip(questions, heard, strict=True):
-        inputs = question.prompt.reference_inputs(reference)
-        want = reference.generate(inputs, max_text=TEXT_TOKENS, max_codes=TALKER_TOKENS, shift=shift)
-        rows.append(_row(question, answer, want, reference))
-    return rows
+    return [
+        row_of(q, answer, expected_of(q, reference, shift), reference)
+        for q, answer in zip(questions, heard, strict=True)
+    ]
 
 
-def _row(question: Question, heard: Heard, want: Expected, reference: Reference) -> Row:
+def expected_of(question: Question, reference: Reference, shift: int = 0) -> Expected:
+    inputs = question.prompt.reference_inputs(reference)
+    return reference.generate(inputs, max_text=TEXT_TOKENS, max_codes=TALKER_TOKENS, shift=shift)
+
+
+def row_of(question: Question, heard: Heard, want: Expected, reference: Reference) -> Row:
     # The token that ends the speech, by its kind or by the limit, makes no frame.
     codes = want.codes[: question.talker_tokens - 1 if question.audio else 0]
     one_shot = reference.decode(codes)
@@ -175,15 +211,6 @@ def _row(question: Question, heard: Heard, want: Expected, reference: Reference)
         frames=len(codes),
         pcm_difference=difference,
     )
-
-
-def _samples(wav: bytes) -> np.ndarray:
-    import soundfile
-
-    if not wav:
-        return np.zeros(0, np.float32)
-    samples, _ = soundfile.read(io.BytesIO(wav), dtype="int16")
-    return (samples / 32_767).astype(np.float32)
 
 
 def _wav(samples: np.ndarray) -> bytes:

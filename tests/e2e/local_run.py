@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOL_OMNI = ROOT / "examples" / "smol-omni.pipeline.yaml"
@@ -68,6 +69,24 @@ class LocalRun:
                 except OSError:
                     continue
         return found
+
+    def metric(self, process: str, family: str) -> list[float]:
+        """A gauge or counter of each process of that name (entry, connector, or a stage), summed over its series."""
+        found = []
+        for command in self.children().values():
+            if self.mark_of(process) in command:
+                port = command.split("--http-port ", 1)[1].split()[0]
+                text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+                series = (s for f in text_string_to_metric_families(text) for s in f.samples)
+                found.append(sum(s.value for s in series if s.name == family))
+        assert found, f"no process {process}"
+        return found
+
+    @staticmethod
+    def mark_of(process: str) -> str:
+        """What stands in the command line of entry, connector, or a stage's replicas, and in no other."""
+        modules = {"entry": "omni_runtime.entry", "connector": "omni_runtime.connectors.sidecar"}
+        return modules.get(process, f"--stage {process} ")
 
     def missing(self) -> list[str]:
         response = httpx.get(f"{self.url}/ready", timeout=5)

@@ -21,8 +21,9 @@ from tests.unit.stages.qwen3_reference import Reference, tiny_model_path
 pytestmark = [pytest.mark.timeout(1500), pytest.mark.engine]
 
 IN_FLIGHT = (1, 4, 8, 16)
-# Room for about two of the longer prompts: the thinker preempts and computes again what it had.
-LITTLE_KV_CACHE = {"kv_cache_memory_bytes": "1572864"}
+# Room for one prompt of the greatest length, or about six as they are asked here, in small blocks: with 16 in flight every
+# block is some prompt's, and whoever writes on takes one from another request, which is computed again.
+LITTLE_KV_CACHE = {"kv_cache_memory_bytes": "1179648", "block_size": "32"}
 
 
 def mixed_questions(count: int, seed: int) -> list[Question]:
@@ -31,7 +32,8 @@ def mixed_questions(count: int, seed: int) -> list[Question]:
     questions = []
     for n in range(count):
         limit = rng.choice((TALKER_TOKENS, TALKER_TOKENS, rng.randint(1, TALKER_TOKENS)))
-        questions.append(Question(Prompt(rng.randrange(PROMPTS)), audio=n % 4 != 3, talker_tokens=limit))
+        prompt = Prompt(rng.randrange(PROMPTS))
+        questions.append(Question(prompt, audio=n % 4 != 3, talker_tokens=limit, streamed=n % 2 == 1))
     return questions
 
 
@@ -72,6 +74,13 @@ def assert_exact(rows: list[Row], count: int) -> None:
     assert sum(r.frames for r in rows) > 3 * len(rows), "speech, not silence"
 
 
+def assert_under_pressure(run: LocalRun) -> None:
+    """Otherwise the answers say nothing about what they are asked for."""
+    assert run.metric("thinker", "vllm:num_preemptions_total")[0] > 0, "nothing was computed again"
+    served = run.metric("talker", "omni:stage_requests_total")
+    assert len(served) == 3 and all(served), f"requests of each talker: {served}"
+
+
 @pytest.fixture(scope="module")
 def reference() -> Reference:
     return Reference(tiny_model_path())
@@ -86,11 +95,13 @@ def three_talkers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun
 
 def test_three_talkers_and_little_kv_cache(three_talkers: LocalRun, reference: Reference) -> None:
     assert_exact(asked_under_load(three_talkers.url, reference, 9), 9)
+    assert_under_pressure(three_talkers)
 
 
 @pytest.mark.long
 def test_three_talkers_two_hundred_requests(three_talkers: LocalRun, reference: Reference) -> None:
     assert_exact(asked_under_load(three_talkers.url, reference, 50), 50)
+    assert_under_pressure(three_talkers)
 
 
 @pytest.mark.long
