@@ -154,17 +154,18 @@ class Hub:
         put, session = deliver.piece.put, deliver.consumer.session
         if put.slab is not None:
             self.ledger.deliver(put.slab, session)
-        edge = self.metrics.edge(deliver.key.edge, deliver.key.producer, deliver.to)
         if (engine := self.engines.get(session)) is not None:
+            engine.deliver(deliver.consumer.stream, put, deliver.piece.body)
             if put.chunk is not None:
+                edge = self.metrics.edge(deliver.key.edge, deliver.key.producer, deliver.to)
                 seconds = max(0.0, time.time() - put.chunk.sent_at)
                 metrics = self.metrics.of(edge, "SharedMemory")
                 metrics.sent(put.chunk.nbytes)
                 metrics.tx.observe(seconds)
                 metrics.in_flight.observe(seconds)
-            engine.deliver(deliver.consumer.stream, put, deliver.piece.body)
         elif (consumer := self.consumers.get(session)) is not None:
             if put.chunk is not None:
+                edge = self.metrics.edge(deliver.key.edge, deliver.key.producer, deliver.to)
                 self.metrics.of(edge, consumer.connector(deliver.consumer.stream)).sent(put.chunk.nbytes)
             consumer.deliver(deliver)
         elif put.slab is not None:
@@ -362,7 +363,8 @@ class EngineSession:
             hub.metrics.spilled.inc()
         before = hub.table.late_pieces
         hub.apply(hub.table.put(Port(self.session, put.stream), Piece(put, body), time.monotonic()))
-        hub.metrics.late.inc(hub.table.late_pieces - before)
+        if hub.table.late_pieces > before:
+            hub.metrics.late.inc(hub.table.late_pieces - before)
 
     def _open(self, message: wire.Open) -> None:
         hub = self._hub

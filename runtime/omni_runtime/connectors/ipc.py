@@ -36,12 +36,15 @@ class FrameChannel(asyncio.Protocol):
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
         self._reason = "connection closed"
+        self._fd = -1
+        self._hurried = False  # a frame of this turn of the loop has been written already
         self._writable = asyncio.Event()
         self._writable.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by what it does, not by its class
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER)
+        self._fd = transport.get_extra_info("socket").fileno()
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
@@ -73,12 +76,30 @@ class FrameChannel(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         head, tail = wire.frame(message, body)
-        if 0 < len(tail) <= _JOIN_BYTES:
-            transport.write(b"".join((head, tail)))
-            return
-        transport.write(head)
-        if len(tail):
+        if len(tail) > _JOIN_BYTES:
+            transport.write(head)
             transport.write(tail)
+            return
+        data = b"".join((head, tail)) if len(tail) else head
+        if not self._hurried and transport.get_write_buffer_size() == 0:
+            data = self._write_now(data)
+            if not data:
+                return
+        transport.write(data)
+
+    def _write_now(self, data: bytes) -> bytes:
+        """The first frame of a turn of the loop leaves at once, and its reader wakes up while this process goes on; the
+        transport writes at the end of a turn, all that came together. Returns what the socket did not take.
+        """
+        self._hurried = True
+        asyncio.get_running_loop().call_soon(self._next_turn)
+        try:
+            return data[os.write(self._fd, data) :]
+        except OSError:  # full, or broken: the transport finds out which
+            return data
+
+    def _next_turn(self) -> None:
+        self._hurried = False
 
     @property
     def is_writable(self) -> bool:
