@@ -15,6 +15,7 @@ from benchmarks.autoscale_sim.summary import Row
 SCALE = 2  # drawn twice as large, then halved: smooth edges without an antialiasing renderer
 WIDTH, HEIGHT = 760, 460
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 40, 52
+LINE_HEIGHT = 13
 INK, GRID, PAPER = (40, 40, 48), (225, 225, 230), (255, 255, 255)
 OURS, ORACLE, BASELINE = (200, 50, 60), (60, 140, 80), (90, 110, 160)
 LINES = ((200, 50, 60), (50, 110, 180), (220, 150, 40))
@@ -27,7 +28,7 @@ class Chart:
         self.image = Image.new("RGB", (WIDTH * SCALE, HEIGHT * SCALE), PAPER)
         self._draw = ImageDraw.Draw(self.image)
         self._x, self._y = x, y
-        self._font = ImageFont.load_default(12 * SCALE)
+        self._labels: list[tuple[float, float, float]] = []  # left, top, width
         self._text((LEFT, 2), title, size=15)
         self._text((WIDTH / 2 - 40, HEIGHT - 20), labels[0])
         self._text((8, TOP - 14), labels[1])
@@ -58,7 +59,19 @@ class Chart:
         self._draw.line([self._at(x - half[0], y), self._at(x + half[0], y)], fill=color, width=SCALE)
         self._draw.line([self._at(x, y - half[1]), self._at(x, y + half[1])], fill=color, width=SCALE)
         self._draw.ellipse([px - radius, py - radius, px + radius, py + radius], fill=color)
-        self._text((px / SCALE + 8, py / SCALE - 7), name, color=color)
+        self._label(px / SCALE + 8, py / SCALE - 7, name, color)
+
+    def _label(self, x: float, y: float, name: str, color: tuple[int, int, int]) -> None:
+        """Below the labels that it would cover, with a line from its point where that moves it."""
+        wide, top = 7 * len(name), y
+        while any(abs(y - b) < LINE_HEIGHT and x < a + w and a < x + wide for a, b, w in self._labels):
+            y += LINE_HEIGHT
+        self._labels.append((x, y, wide))
+        if y > top:
+            x += 14
+            ends = [(x - 20, top + 9), (x - 3, y + 8)]
+            self._draw.line([(a * SCALE, b * SCALE) for a, b in ends], fill=color, width=SCALE)
+        self._text((x, y), name, color=color)
 
     def steps(self, points: Sequence[tuple[float, float]], color: tuple[int, int, int], name: str, row: int) -> None:
         path: list[tuple[float, float]] = []
@@ -90,7 +103,7 @@ def front(trace: str, table: Sequence[Row], file: Path) -> None:
     step = max(5, round(most / 6 / 5) * 5)
     tenths = [bottom + 0.1 * i for i in range(11) if bottom + 0.1 * i <= 1.001]
     chart.ticks([x for x in range(0, int(most) + step, step) if x <= most * 1.12], tenths, ("{:g}", "{:.1f}"))
-    for row in sorted(mine, key=lambda r: r.policy == "ours"):
+    for row in sorted(mine, key=lambda r: (-r.attainment.mean, r.hours.mean)):
         color = {"ours": OURS, "oracle": ORACLE}.get(row.policy, BASELINE)
         chart.point(row.hours.mean, row.attainment.mean, row.policy, color, (row.hours.half, row.attainment.half))
     chart.save(file)
