@@ -195,10 +195,11 @@ class PeerLinks:
             copy_into(body, self.hub.arena.data(stream.slab)[stream.got : end])
         stream.got = end
         stream.unacknowledged += 1
-        if end == put.length or stream.unacknowledged >= ACKNOWLEDGE_FRAGMENTS:
-            fragments, stream.unacknowledged = stream.unacknowledged, 0
-            stream.link.send_for(stream, lambda number: wire.Acknowledge(number, fragments))
+        number = stream.link.number(stream)  # the last piece ends the stream, and is acknowledged all the same
         self._hand_over(stream, put, body, whole=end == put.length)
+        if number is not None and (end == put.length or stream.unacknowledged >= ACKNOWLEDGE_FRAGMENTS):
+            stream.link.acknowledge(number, stream.unacknowledged)
+            stream.unacknowledged = 0
         return True
 
     def _hand_over(self, stream: Incoming, put: Put, body: Sealed | bytes, *, whole: bool) -> None:

@@ -110,6 +110,14 @@ class PeerLink:
         if number is not None:
             del self._streams[number]
 
+    def number(self, stream: Incoming) -> int | None:
+        """What the stream is called on this link; None once it is forgotten."""
+        return self._numbers.get(stream.port)
+
+    def acknowledge(self, number: int, fragments: int) -> None:
+        if not self._closed:
+            self._send(wire.Acknowledge(number, fragments))
+
     def answer(self, number: int, *, done: bool, later: bool, reason: str) -> None:
         if not self._closed:
             self._send(wire.Fetched(number, done, later, reason))
