@@ -109,7 +109,7 @@ def ask(
 def write_wav(path: Path, pcm: Samples, sample_rate: int) -> None:
     """Mono PCM16."""
     samples = np.rint(np.clip(pcm, -1.0, 1.0) * 32767.0).astype("<i2")
-    with wave.open(str(path), "wb") as file:
+    with path.open("wb") as raw, wave.open(raw, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(sample_rate)

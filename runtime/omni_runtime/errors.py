@@ -15,7 +15,8 @@ class FieldError:
     fix: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.value!r}: {self.problem}; {self.fix}"
+        value = f"{self.value!r}: " if self.value else ""
+        return f"{self.path}: {value}{self.problem}; {self.fix}"
 
 
 class OmniError(Exception):
@@ -32,6 +33,13 @@ class InvalidPipeline(OmniError):
     def __init__(self, errors: tuple[FieldError, ...]) -> None:
         self.errors = errors
         super().__init__("; ".join(str(e) for e in errors))
+
+
+class InvalidOption(OmniError):
+    """An option of a command line has a value that cannot be used here."""
+
+    code = "InvalidOption"
+    http_status = 400
 
 
 class InvalidRequest(OmniError):

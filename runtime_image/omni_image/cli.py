@@ -40,7 +40,7 @@ class EngineChoice(StrEnum):
 
 EngineOption = Annotated[EngineChoice, typer.Option("--engine", help="Docker where its daemon answers, else Buildah.")]
 BaseOption = Annotated[
-    str | None, typer.Option("--base", help="Base image [default: Debian, made here by debootstrap].")
+    str | None, typer.Option("--base", help="Base image.", show_default="Debian, made here by debootstrap")
 ]
 
 
@@ -133,7 +133,9 @@ def prune() -> None:
 
 @app.command()
 def lint(
-    files: Annotated[list[Path] | None, typer.Argument(help="Dockerfiles [default: all of runtime_image/].")] = None,
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Dockerfiles.", show_default="all of runtime_image/")
+    ] = None,
 ) -> None:
     """Check Dockerfiles against the rules for images that run in a restricted namespace."""
     found = 0

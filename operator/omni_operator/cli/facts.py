@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_crds.v1alpha1.tenant import OmniTenant
@@ -96,10 +98,17 @@ def read_profiles(path: Path) -> dict[str, OmniRuntimeProfile]:
         return load_profiles(path)
     found = {}
     for name, spec in content["profiles"].items():
+        if not isinstance(spec, dict):
+            raise _no_profile(path, name, "not a mapping")
         if spec.get("enabled", True):
             body = {k: v for k, v in spec.items() if k not in ("enabled", "image")}
             body["images"] = {"runtime": str(spec.get("image", name))}
-            found[name] = OmniRuntimeProfile.model_validate({"metadata": {"name": name}, "spec": body})
+            try:
+                found[name] = OmniRuntimeProfile.model_validate({"metadata": {"name": name}, "spec": body})
+            except ValidationError as error:
+                first = error.errors()[0]
+                problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+                raise _no_profile(path, name, problem) from error
     return found
 
 
@@ -107,10 +116,18 @@ def load_prices(path: Path) -> dict[str, float]:
     """Device class -> price. Raises InvalidPipeline for what is no such table."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return {str(name): float(price) for name, price in dict(content).items()}
+        prices = {str(name): float(price) for name, price in dict(content).items()}
+        if wrong := [name for name, price in prices.items() if not (math.isfinite(price) and price >= 0)]:
+            raise ValueError(f"the price of {wrong[0]} is {prices[wrong[0]]}")
     except (OSError, yaml.YAMLError, TypeError, ValueError) as error:
         fix = 'write lines such as "nvidia-h100-80gb: 2.5"'
         raise InvalidPipeline((FieldError(str(path), "", f"no table of prices: {error}", fix),)) from error
+    return prices
+
+
+def _no_profile(path: Path, name: object, problem: str) -> InvalidPipeline:
+    fix = "see docs/api-reference.md, or give the chart's values.yaml"
+    return InvalidPipeline((FieldError(f"{path}: profiles.{name}", "", problem, fix),))
 
 
 def _view(
@@ -143,10 +160,17 @@ def _read_objects(path: Path) -> list[dict[str, Any]]:
         if isinstance(document, dict):
             items = document.get("items")
             kind = str(document.get("kind", "")).removesuffix("List")
-            found += [{"kind": kind, **i} for i in items] if isinstance(items, list) else [document]
+            listed = items if isinstance(items, list) else [document]
+            if not all(isinstance(i, dict) and _is_object(i) for i in listed):
+                raise _unreadable(path, "it has an item that is no Kubernetes object")
+            found += [{"kind": kind, **i} for i in listed]
     if not any(body.get("kind") == "Node" for body in found):
         raise _unreadable(path, "it has no Node")
     return found
+
+
+def _is_object(body: Mapping[str, Any]) -> bool:
+    return all(isinstance(body.get(part) or {}, dict) for part in ("metadata", "spec", "status"))
 
 
 def _unreadable(path: Path, why: str) -> InvalidPipeline:
@@ -169,6 +193,12 @@ def _nodes_of(device: str, count: int, devices: int, catalogue: Catalogue) -> It
     return [NodeView(f"{device}-{i}", labels, allocatable=allocatable) for i in range(count)]
 
 
+def last_words(stderr: str) -> str:
+    """What kubectl says to its user, without the lines of its own log before it."""
+    lines = [line for line in stderr.splitlines() if line.strip() and not re.match(r"[EWIF][0-9]{4} ", line)]
+    return " ".join(lines) or stderr.strip()
+
+
 def _kubectl(*words: str) -> list[dict[str, Any]]:
     command = ["kubectl", "get", *words, "-o", "json", f"--request-timeout={DEADLINE_SECONDS}s"]
     try:
@@ -176,6 +206,6 @@ def _kubectl(*words: str) -> list[dict[str, Any]]:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ClusterUnreachable(f"kubectl get {words[0]}: {error}") from error
     if result.returncode != 0:
-        raise ClusterUnreachable(f"kubectl get {words[0]}: {result.stderr.strip()}")
+        raise ClusterUnreachable(f"kubectl get {words[0]}: {last_words(result.stderr)}")
     listed: list[dict[str, Any]] = json.loads(result.stdout).get("items") or []
     return listed

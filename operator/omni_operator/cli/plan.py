@@ -24,6 +24,10 @@ from omni_runtime.deploy.resolve import resolve
 from omni_runtime.errors import InvalidPipeline
 
 INVALID, DOES_NOT_FIT = 1, 3
+ONLY_THE_CPU = (
+    "without --profiles there is only this machine's CPU, as profile 'cpu'; the chart's profiles are in "
+    "charts/omni-operator/values.yaml, those of a cluster are read with --cluster"
+)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -85,6 +89,8 @@ def plan(
     except InvalidPipeline as invalid:
         for error in invalid.errors:
             print(error, file=sys.stderr)
+        if not profiles and not cluster and any(error.path.endswith("runtimeProfile") for error in invalid.errors):
+            print(ONLY_THE_CPU, file=sys.stderr)
         raise typer.Exit(INVALID) from invalid
     verdict = None if local else _check(pipeline, resolved, view, catalogue, parts)
     if as_json:

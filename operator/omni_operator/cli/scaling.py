@@ -13,6 +13,7 @@ import typer
 
 from omni_operator.autoscale.record import Replayed, read, replay
 from omni_operator.autoscale.tuning import parse_tuning
+from omni_operator.cli.facts import last_words
 from omni_operator.cli.scaling_plot import draw
 from omni_runtime.errors import OmniError
 
@@ -44,7 +45,7 @@ def explain(
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotExplain(f"{kubectl}: {error}; name another one with --kubectl") from error
     if answer.returncode != 0:
-        raise CannotExplain(answer.stderr.strip() or f"kubectl ended with {answer.returncode}")
+        raise CannotExplain(last_words(answer.stderr) or f"kubectl ended with {answer.returncode}")
     body = json.loads(answer.stdout)
     print("\n".join(explained(body)))
     if png is not None:

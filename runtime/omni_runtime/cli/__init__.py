@@ -79,11 +79,17 @@ for _command in SUBCOMMANDS:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of the `omni` script: errors of our own tree become one clear line, others keep their traceback."""
+    """Entry point of the `omni` script: errors of our own tree, and files that cannot be used, become one clear line;
+    others keep their traceback."""
     try:
         get_command(app).main(args=None if arguments is None else list(arguments), prog_name="omni")
     except OmniError as error:
         print(f"omni: {error.code}: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"omni: {error.filename}: {error.strerror}", file=sys.stderr)
         raise SystemExit(1) from error
     except KeyboardInterrupt:
         raise SystemExit(130) from None

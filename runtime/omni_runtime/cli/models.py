@@ -11,10 +11,10 @@ import typer
 from omni_runtime.errors import OmniError
 from omni_runtime.models import catalogue
 
-app = typer.Typer(no_args_is_help=True, help="Packaged models: list them, prepare them once.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Packaged models: list them, prepare them once.")
 
 Target = Annotated[
-    Path | None, typer.Option("--target", help="Folder that holds one folder per model [default: <cache>/models].")
+    Path | None, typer.Option("--target", help="Folder that holds one folder per model.", show_default="<cache>/models")
 ]
 
 
@@ -30,7 +30,7 @@ def list_models(target: Target = None) -> None:
 
 @app.command("prepare")
 def prepare_models(
-    names: Annotated[list[str] | None, typer.Argument(help="Model names [default: all].")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Model names.", show_default="all")] = None,
     target: Target = None,
     force: Annotated[bool, typer.Option("--force", help="Build again even if it is there.")] = False,
 ) -> None:

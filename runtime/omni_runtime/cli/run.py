@@ -19,7 +19,7 @@ import typer
 from omni_runtime.deploy.load import LOCAL_PROFILE, load_pipeline, load_profiles, local_profiles
 from omni_runtime.deploy.plan import ResolvedPlan, canonical_json
 from omni_runtime.deploy.resolve import resolve
-from omni_runtime.errors import InvalidPipeline, OmniError
+from omni_runtime.errors import InvalidOption, InvalidPipeline, OmniError
 from omni_runtime.local.layout import LocalFolders, ProcessSpec, choose_ports, plan_processes, replica_counts
 from omni_runtime.local.supervisor import Report, Supervisor, child_environment
 from omni_runtime.protocol.channels import generate_keys
@@ -36,9 +36,11 @@ def run(
     replicas: Annotated[
         list[str] | None, typer.Option("--replicas", help="STAGE=N, may be repeated; default: as the plan says.")
     ] = None,
-    logs: Annotated[Path | None, typer.Option("--logs", help="Folder of the logs [default: <cache>/run/NAME].")] = None,
+    logs: Annotated[
+        Path | None, typer.Option("--logs", help="Folder of the logs.", show_default="<cache>/run/NAME")
+    ] = None,
     models: Annotated[
-        Path | None, typer.Option("--models-dir", help="Prepared models [default: <cache>/models].")
+        Path | None, typer.Option("--models-dir", help="Prepared models.", show_default="<cache>/models")
     ] = None,
 ) -> None:
     """Run a pipeline until Ctrl-C. A second Ctrl-C ends it at once."""
@@ -49,6 +51,8 @@ def run(
     except InvalidPipeline as invalid:
         for error in invalid.errors:
             typer.echo(str(error), err=True)
+        if not profiles and any(error.path.endswith("runtimeProfile") for error in invalid.errors):
+            typer.echo("without --profiles there is only this machine's CPU, as profile 'cpu'", err=True)
         raise typer.Exit(1) from invalid
     counts = replica_counts(plan, _overrides(replicas or [], plan))
     _check_port(host, port)
@@ -122,7 +126,9 @@ def _overrides(values: list[str], plan: ResolvedPlan) -> dict[str, int]:
     for value in values:
         stage, _, count = value.partition("=")
         if stage not in names or not count.isdigit() or not 1 <= int(count) <= 64:
-            raise OmniError(f"--replicas: {value!r}: not STAGE=N with N from 1 to 64; stages are {', '.join(names)}")
+            raise InvalidOption(
+                f"--replicas: {value!r}: not STAGE=N with N from 1 to 64; stages are {', '.join(names)}"
+            )
         overrides[stage] = int(count)
     return overrides
 
@@ -133,7 +139,8 @@ def _check_port(host: str, port: int) -> None:
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
-        raise OmniError(f"--port: {port}: cannot listen on {host} ({error.strerror}); use another port") from error
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise InvalidOption(f"--port: {port}: cannot listen on {host} ({reason}); use another port") from error
 
 
 def _prepare_model(plan: ResolvedPlan, models_dir: Path) -> None:

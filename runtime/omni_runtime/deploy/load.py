@@ -5,6 +5,7 @@ Files are read strictly: an unknown field is a misspelt one, and without an API 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from omni_crds.v1alpha1.base import API_VERSION, ObjectMeta
+from omni_crds.v1alpha1.base import API_VERSION, DNS_SUBDOMAIN, ObjectMeta
 from omni_crds.v1alpha1.pipeline import OmniPipeline
 from omni_crds.v1alpha1.runtimeprofile import (
     AcceleratorVendor,
@@ -26,6 +27,8 @@ from omni_crds.v1alpha1.runtimeprofile import (
 from omni_runtime.errors import FieldError, InvalidPipeline
 
 MAX_FILE_BYTES = 4 << 20
+MAX_VALUES = 500_000  # more than fit into such a file; aliases of aliases make billions of a few lines
+MAX_NAME = 253
 LOCAL_PROFILE = "cpu"
 
 Model = TypeVar("Model", OmniPipeline, OmniRuntimeProfile)
@@ -103,7 +106,11 @@ def _documents(path: Path) -> Iterator[_Document]:
         # _StrictLoader is a SafeLoader: it builds plain values only.
         loaded = list(yaml.load_all(text, Loader=_StrictLoader))
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise _one(str(path), "", f"not valid YAML: {' '.join(str(error).split())}", "correct the file") from error
+        problem = " ".join(str(error).split()).replace('in "<unicode string>", ', "at ")
+        raise _one(str(path), "", f"not valid YAML: {problem}", "correct the file") from error
+    if not _countable(loaded):
+        problem = f"aliases (*name) make more than {MAX_VALUES} values of it"
+        raise _one(str(path), "", problem, "write out what is meant, without aliases of aliases")
     for number, content in enumerate(loaded, start=1):
         where = f"{path}, document {number}" if len(loaded) > 1 else str(path)
         if content is None:
@@ -121,6 +128,19 @@ def _documents(path: Path) -> Iterator[_Document]:
             yield _document(where, content)
 
 
+def _countable(content: object) -> bool:
+    """Whether it has at most MAX_VALUES values, each counted as often as it is referred to."""
+    waiting, count = [content], 0
+    while waiting and count <= MAX_VALUES:
+        value = waiting.pop()
+        count += 1
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple | set):
+            waiting.extend(value)
+    return count <= MAX_VALUES
+
+
 def _document(where: str, content: dict[Any, Any]) -> _Document:
     kind, version = str(content.get("kind", "")), str(content.get("apiVersion", ""))
     if kind in ("OmniPipeline", "OmniRuntimeProfile") and version != API_VERSION:
@@ -134,6 +154,9 @@ def _parse(document: _Document, model: type[Model]) -> Model:
     name = metadata.get("name") if isinstance(metadata, dict) else None
     if not isinstance(name, str) or not name:
         errors.append(FieldError(f"{document.where}: metadata.name", "", "the object has no name", "give it one"))
+    elif len(name) > MAX_NAME or not re.fullmatch(DNS_SUBDOMAIN, name):
+        fix = f"use at most {MAX_NAME} lower-case letters, digits, '-' and '.'"
+        errors.append(FieldError(f"{document.where}: metadata.name", _short(name), "not a name in Kubernetes", fix))
     spec = document.content.get("spec")
     spec_model = model.model_fields["spec"].annotation
     if isinstance(spec, dict) and isinstance(spec_model, type) and issubclass(spec_model, BaseModel):

@@ -47,6 +47,25 @@ def test_errors_are_one_line() -> None:
     assert "Traceback" not in result.stderr
 
 
+def test_a_folder_that_cannot_be_made_is_one_line() -> None:
+    for arguments in (
+        ("models", "prepare", "--target", "/dev/null/models", "qwen3-omni-tiny"),
+        ("run", "-f", "examples/smol-omni.pipeline.yaml", "--port", "28431", "--logs", "/dev/null/logs"),
+    ):
+        result = omni(*arguments)
+        assert result.returncode == 1
+        assert result.stderr.splitlines()[-1].startswith("omni: /dev/null/"), result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_defaults_that_are_words_stand_in_the_help() -> None:
+    """rich takes what stands in brackets for markup, and leaves a gap."""
+    for command, default in (("run", "<cache>/run/NAME"), ("models prepare", "<cache>/models")):
+        shown = omni(*command.split(), "--help").stdout
+        assert default in shown
+        assert " ." not in shown
+
+
 def test_a_missing_dependency_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = cli.SubCommand("x", "omni_runtime.no_such_module", "app", "")
     with pytest.raises(OmniError, match=r"omni-operator\[runtime\]"):
@@ -60,7 +79,8 @@ def test_run_refuses_a_taken_port_and_bad_replicas(tmp_path: object) -> None:
         port = str(taken.getsockname()[1])
         result = omni("run", "-f", "examples/smol-omni.pipeline.yaml", "--port", port)
     assert result.returncode == 1
-    assert "use another port" in result.stderr
+    assert "InvalidOption" in result.stderr
+    assert "(Address already in use); use another port" in result.stderr
     result = omni("run", "-f", "examples/smol-omni.pipeline.yaml", "--replicas", "vae=2")
     assert "stages are thinker, talker, code2wav" in result.stderr
     assert omni("run", "-f", "no-such-file.yaml").returncode == 1

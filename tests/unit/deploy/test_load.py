@@ -47,15 +47,18 @@ def test_one_of_several_is_picked_by_name(tmp_path: Path) -> None:
         pytest.param(b"\xff\xfe", "not UTF-8", id="binary"),
         pytest.param("!!python/object/apply:os.system [true]", "not valid YAML", id="code"),
         pytest.param(GOOD.replace("v1alpha1", "v1"), "use serving.omni.dev/v1alpha1", id="version"),
-        pytest.param(HEAD + SPEC, "metadata.name: '': the object has no name", id="no name"),
-        pytest.param(GOOD.replace("topology:", "topolgy:"), "spec.topolgy: '': unknown field", id="misspelt field"),
+        pytest.param(HEAD + SPEC, "metadata.name: the object has no name", id="no name"),
+        pytest.param(GOOD.replace("topology:", "topolgy:"), "spec.topolgy: unknown field", id="misspelt field"),
         pytest.param(GOOD.replace("topology:", "topolgy:"), "spec.topology", id="and the one that is missing"),
         pytest.param(
             GOOD.replace("smol_omni}", "smol_omni, stages: [{name: talker, replica: 2}]}"),
-            "spec.stages[0].replica: '': unknown field; known fields here: accelerator",
+            "spec.stages[0].replica: unknown field; known fields here: accelerator",
             id="misspelt field in a list",
         ),
         pytest.param(GOOD.replace("smol_omni}", "5}"), "spec.topology: '5'", id="type"),
+        pytest.param(HEAD + "metadata: {name: ../../up}\n" + SPEC, "'../../up': not a name", id="a path as name"),
+        pytest.param(HEAD + f"metadata: {{name: {'a' * 300}}}\n" + SPEC, "not a name", id="a name too long"),
+        pytest.param(HEAD + "metadata: {name: a}\nspec: *nobody", "alias", id="an alias of nothing"),
         pytest.param(HEAD + "metadata: {name: a}\nspec: []", "spec", id="spec of another type"),
         pytest.param(HEAD + "metadata: []\n" + SPEC, "metadata", id="metadata of another type"),
     ],
@@ -66,6 +69,30 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str | bytes, says: str) -> 
         load_pipeline(path)
     assert says in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def _bomb(levels: int) -> str:
+    nested = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, levels)]
+    return "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(nested) + HEAD
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(_bomb(10) + "metadata: {name: *a9}\n" + SPEC, id="in the name"),
+        pytest.param(_bomb(10) + "metadata: {name: a}\nspec: {stages: *a9}\n", id="in the spec"),
+        pytest.param(HEAD + "metadata: {name: a}\nspec: &s {stages: [*s]}\n", id="an alias of itself"),
+    ],
+)
+@pytest.mark.timeout(60)
+def test_aliases_that_make_billions_of_values(tmp_path: Path, text: str) -> None:
+    """Printing one of them for the message would take more memory than there is."""
+    with pytest.raises(InvalidPipeline, match="aliases .* make more than"):
+        load_pipeline(written(tmp_path, text))
+
+
+def test_a_few_aliases_are_fine(tmp_path: Path) -> None:
+    assert load_pipeline(written(tmp_path, _bomb(3) + "metadata: {name: a}\n" + SPEC)).metadata.name == "a"
 
 
 def test_missing_and_huge_files(tmp_path: Path) -> None:

@@ -143,6 +143,55 @@ def write_safetensors(path: Path, tensors: dict[str, list[int]]) -> None:
     path.write_bytes(struct.pack("<Q", len(header)) + header)
 
 
+@pytest.mark.parametrize("price", ["-5", ".nan", ".inf", "[]"])
+def test_prices_that_are_none(tmp_path: Path, price: str) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text(f"nvidia-h100-80gb: {price}\n")
+    result = plan("qwen3-omni", "--prices", str(path))
+    assert result.exit_code == INVALID
+    assert "no table of prices" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("profiles: {cpu: 5}", "profiles.cpu: not a mapping"),
+        ("profiles: {cpu: {vendor: zz}}", "profiles.cpu: spec.vendor: "),
+        ("profiles: [a]", "no OmniRuntimeProfile"),
+    ],
+)
+def test_profiles_that_are_none(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text(text)
+    result = plan("smol-omni", profiles=str(path))
+    assert result.exit_code == INVALID
+    assert says in result.stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["kind: Node\nmetadata: 5", "kind: Node\nstatus: [1]", "kind: NodeList\nitems: [5, null]"]
+)
+def test_a_file_of_nodes_that_kubectl_did_not_write(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "nodes.yaml"
+    path.write_text(text)
+    result = plan("smol-omni", "--nodes", str(path))
+    assert result.exit_code == INVALID
+    assert "no Kubernetes object" in result.stderr
+
+
+def test_who_names_a_profile_of_a_cluster_learns_where_they_are() -> None:
+    result = plan("qwen3-omni", profiles=None)
+    assert result.exit_code == INVALID
+    assert "--profiles" in result.stderr.splitlines()[-1]
+    assert "values.yaml" in result.stderr.splitlines()[-1]
+
+
+def test_kubectls_own_log_is_left_out() -> None:
+    log = 'E1130 03:06:49.045540   18643 memcache.go:265] "Unhandled Error" err="connection refused"'
+    assert facts.last_words(f"{log}\n{log}\nThe connection was refused.\n") == "The connection was refused."
+    assert facts.last_words(log) == log
+
+
 def test_weights_from_the_models_own_files(tmp_path: Path) -> None:
     write_safetensors(
         tmp_path / "model-1.safetensors", {"thinker.a": [1 << 15, 1 << 15], "talker.b": [1 << 14, 1 << 15]}
