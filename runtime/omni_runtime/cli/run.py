@@ -99,7 +99,7 @@ async def _supervise(plan: ResolvedPlan, specs: tuple[ProcessSpec, ...], log_dir
         else:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-        tell(Report("stopping"))
+        tell(Report("stopping; Ctrl-C again ends it at once"))
     except OmniError as error:
         tell(Report(f"{error.code}: {error}", warning=True))
         code = 1
