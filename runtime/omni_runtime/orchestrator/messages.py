@@ -98,8 +98,10 @@ def _usage_of(message: control.StageFinished) -> StageUsage:
 
 
 def _error_of(stage: StageName, failure: control.StageFailed) -> OmniError:
-    error = by_code(failure.code)
+    error, named = by_code(failure.code), f"stage {stage}"
+    told = failure.message.startswith((f"{named}:", f"{named},", f"{named} "))  # the stage's own sentences say it
+    message = failure.message if told else f"{named}: {failure.message}"
     try:
-        return error(f"stage {stage}: {failure.message}")
+        return error(message)
     except TypeError:  # an error class with fields of its own
-        return OmniError(f"stage {stage}: {failure.code}: {failure.message}")
+        return OmniError(f"{named}: {failure.code}: {failure.message}")

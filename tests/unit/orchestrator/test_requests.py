@@ -174,6 +174,25 @@ async def test_a_stage_error_names_the_stage_and_stops_the_others(rig: Rig) -> N
     await eventually(lambda: thinker.aborts and code2wav.aborts)
 
 
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ("out of memory", "stage talker: out of memory"),
+        ("stage talker: out of memory", "stage talker: out of memory"),
+        ("stage talker, edge a->b: broken", "stage talker, edge a->b: broken"),
+        ("stage talkers: broken", "stage talker: stage talkers: broken"),
+    ],
+)
+async def test_the_stage_that_failed_is_named_once(rig: Rig, told: str, shown: str) -> None:
+    def failing(request: str) -> list[control.StageMessage]:
+        return [control.StageFailed(request, "EngineError", told)]
+
+    await rig.replicas(talker={"script": failing})
+    with pytest.raises(EngineError) as raised:
+        await all_outputs(rig.orchestrator.submit(a_call()))
+    assert str(raised.value) == shown
+
+
 async def test_late_messages_yield_nothing(rig: Rig) -> None:
     """R4: a chunk after the end cannot resurrect a request."""
     thinker = await rig.replica("thinker", hold_after=0, answers_aborts=False)
