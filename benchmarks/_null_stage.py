@@ -96,11 +96,11 @@ class NullEngine:
         pass
 
     def submit(self, request: StageRequest) -> None:
-        self._outputs.append(Started(request.request))
         slowed = slowed_seconds(self._name)
-        if request.upstream_edges:
+        if request.upstream_edges:  # it starts with its first input, as every engine does
             self._running[request.request] = _Running(request, Script(), slowed=slowed)
             return
+        self._outputs.append(Started(request.request))
         script = msgspec.json.decode(str(request.inputs["messages"][-1]["content"]), type=Script)
         self._running[request.request] = _Running(request, script)
         self._plan(request.request, time.monotonic() + slowed if slowed else 0.0)
@@ -109,9 +109,11 @@ class NullEngine:
         running = self._running.get(request)
         if running is None:
             return
-        if running.slowed and not running.begun:
+        if not running.begun:
             running.begun = True
-            self._plan(request, time.monotonic() + running.slowed)
+            self._outputs.append(Started(request))
+            if running.slowed:
+                self._plan(request, time.monotonic() + running.slowed)
         if running.slowed:
             running.held.append(payload)
             return
