@@ -17,12 +17,10 @@ from omni_webhooks.certs.rotation import ROTATE_ANNOTATION
 from omni_webhooks.certs.state import Certificates, decode
 from tests.apiserver.kube import Kube, Refused
 from tests.apiserver.webhooks.harness import Installed, Proxy, wait_ready, webhook_process
-from tests.apiserver.webhooks.test_process import pipeline, wrong
+from tests.apiserver.webhooks.test_process import ROTATION, pipeline, wrong
 
 pytestmark = pytest.mark.timeout(900)
 THREADS = 4
-# Settling is how long API servers may take to hear of a new authority: 60 s outside of tests.
-ROTATION = ("--settle-seconds", "5", "--retire-seconds", "2", "--drain-seconds", "4")
 CALL_SECONDS = 30  # a loaded machine is no reason to fail here
 CREATED, REFUSED = "created", "refused by a rule"
 
@@ -35,7 +33,7 @@ def test_no_call_fails_for_a_reason_other_than_a_rule(
 ) -> None:
     """So many creates at least, and as long as the rotation takes."""
     installed = Installed(kube, timeout_seconds=CALL_SECONDS)
-    options = (*installed.options(), *ROTATION, "--ignore-nodes")
+    options = (*installed.options(), *ROTATION, "--drain-seconds", "4", "--ignore-nodes")
     with ExitStack() as stack:
         replicas = [stack.enter_context(webhook_process(kubeconfig, tmp_path / f"{i}.log", *options)) for i in range(2)]
         proxy = stack.enter_context(Proxy(list(replicas)))
