@@ -27,6 +27,7 @@ from omni_webhooks.rules.rule import AnyRule
 from omni_webhooks.site import Site
 
 MAX_REVIEW_BYTES = 8 * 2**20  # old and new object, each up to what etcd stores
+SHUTDOWN_SECONDS = 1.0  # for connections on which nothing was asked: whoever ends waited for the answers before
 Answer = Callable[[Call, float], Awaitable[JsonObject]]
 
 
@@ -131,7 +132,7 @@ def _count(kind: str, decision: Decision) -> None:
 
 async def serve_tls(app: web.Application, served: Served, host: str, port: int) -> web.AppRunner:
     """Start serving; the caller cleans the runner up. The certificate may be exchanged while it runs."""
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
     await runner.setup()
     await web.TCPSite(runner, host, port, ssl_context=served.context, backlog=1024).start()
     return runner
