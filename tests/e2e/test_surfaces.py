@@ -83,6 +83,41 @@ def test_speech_begins_before_its_text_ends(local: LocalRun) -> None:
     )
 
 
+@pytest.mark.parametrize("max_tokens", [1, 2])
+def test_an_answer_of_a_word(client: OpenAI, max_tokens: int) -> None:
+    """R23: an answer that is cut off after its first token is spoken as far as it goes, and says so."""
+    answer = client.chat.completions.create(
+        model="smol-omni",
+        messages=[{"role": "user", "content": "Name one colour."}],
+        modalities=["text", "audio"],
+        audio={"format": "pcm16", "voice": "heart"},
+        max_tokens=max_tokens,
+    )
+    assert answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None and answer.usage.completion_tokens == max_tokens
+    assert answer.choices[0].message.audio is not None
+
+
+def test_a_prompt_that_is_longer_than_the_model_takes(local: LocalRun, client: OpenAI) -> None:
+    """The client is told the limit, and the stages that waited for the thinker are free again."""
+    with pytest.raises(BadRequestError, match="maximum"):
+        client.chat.completions.create(
+            model="smol-omni",
+            messages=[{"role": "user", "content": "word " * 4_000}],
+            modalities=["text", "audio"],
+            audio={"format": "pcm16", "voice": "heart"},
+        )
+    wait_for(lambda: httpx.get(f"{local.url}/load").json()["server_load"] == 0, 10, "no stage has the request")
+
+
+def test_text_without_a_sound(local: LocalRun) -> None:
+    """The talker makes no frame: that is an end, and no reason to wait for one."""
+    body = {"input": "...", "response_format": "pcm"}
+    answer = httpx.post(f"{local.url}/v1/audio/speech", json=body, timeout=30)
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
 def test_speed_changes_the_length(client: OpenAI) -> None:
     def seconds(speed: float) -> float:
         answer = client.audio.speech.create(
