@@ -10,8 +10,11 @@ import numpy as np
 from omni_runtime.errors import InvalidRequest
 
 SAMPLE_RATE = 16_000
+RATES = (4_000, 192_000)  # of files; resampling from others takes memory by their rate, not by their length
 MAX_AUDIO_SECONDS = 600
+MAX_AUDIO_VALUES = 600 * 48_000 * 2  # of all channels: silence of hours is a small FLAC file
 MAX_PIXELS = 64_000_000
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # others bring readers that nobody asked for, even programs
 
 
 def decode_audio(data: bytes, where: str) -> np.ndarray:
@@ -23,9 +26,17 @@ def decode_audio(data: bytes, where: str) -> np.ndarray:
             if file.frames > MAX_AUDIO_SECONDS * file.samplerate:
                 seconds = file.frames / file.samplerate
                 raise InvalidRequest(f"{where}: {seconds:.0f} s of audio; at most {MAX_AUDIO_SECONDS} s are taken")
+            if not RATES[0] <= file.samplerate <= RATES[1]:
+                raise InvalidRequest(f"{where}: {file.samplerate} samples a second; send {RATES[0]} to {RATES[1]}")
+            if file.frames * file.channels > MAX_AUDIO_VALUES:
+                problem = f"{file.frames * file.channels} samples in {file.channels} channels"
+                raise InvalidRequest(f"{where}: {problem}; send one channel at {SAMPLE_RATE} Hz")
             samples, rate = file.read(dtype="float32", always_2d=True), file.samplerate
     except (soundfile.LibsndfileError, RuntimeError) as error:
-        raise InvalidRequest(f"{where}: not an audio file that can be read ({error}); send WAV, FLAC or OGG") from error
+        reason = getattr(error, "error_string", str(error)).rstrip(".")
+        raise InvalidRequest(
+            f"{where}: not an audio file that can be read ({reason}); send WAV, FLAC or OGG"
+        ) from error
     mono = samples.mean(axis=1)
     if mono.size == 0:
         raise InvalidRequest(f"{where}: the audio has no samples")
@@ -42,9 +53,11 @@ def decode_image(data: bytes, where: str) -> Any:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        image = Image.open(io.BytesIO(data))
+        image = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
         if image.width * image.height > MAX_PIXELS:
             raise InvalidRequest(f"{where}: {image.width}x{image.height} pixels; at most {MAX_PIXELS} are taken")
         return image.convert("RGB")
-    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+    except UnidentifiedImageError as error:
+        raise InvalidRequest(f"{where}: not an image of a known kind; send PNG or JPEG") from error
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise InvalidRequest(f"{where}: not an image that can be read ({error}); send PNG or JPEG") from error
