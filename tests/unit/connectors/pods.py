@@ -136,7 +136,7 @@ async def start_sidecar(site: Site, domain: str, *, grace_s: float = 60) -> Pod:
         stderr=asyncio.subprocess.DEVNULL,
     )
     pod = Pod(site, domain, process, f"http://127.0.0.1:{http_port}", 0.0)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while process.returncode is None:
             try:
                 if (await pod.get("/ready")).status_code == 200:
