@@ -6,14 +6,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omni_runtime.cli.kubectl import REPOSITORY, Kube, omni, port_forward, wait_ready
+from omni_runtime.cli.kubectl import Kube, omni, port_forward, wait_ready
 from omni_runtime.client import Answer, ask
-from tests.e2e.conftest import conditions, eventually, fresh_namespace
+from tests.e2e.conftest import conditions, eventually
 from tests.e2e.null_pods import (
     PERIOD_SECONDS,
     STAGES,
@@ -196,26 +195,3 @@ def newest(site: NullPods, name: str) -> dict[str, Any]:
 def changed(site: NullPods, name: str, before: str | None) -> dict[str, Any] | None:
     decision = newest(site, name)
     return decision if decision.get("time") != before and decision.get("reason") != "Steady" else None
-
-
-@pytest.mark.long
-def test_smol_omni_follows_a_step_of_load(kube: Kube, tmp_path: Path) -> None:
-    """With the real models: a talker that speaks to one at a time gets a second one, and gives it back."""
-    example = (REPOSITORY / "examples" / "smol-omni.pipeline.yaml").read_text()
-    example += "  objectives: {ttfpMilliseconds: {p95: 8000}, queueDepth: {perReplica: 1}}\n"
-    example += "  stages:\n  - {name: talker, maxConcurrency: 1, scaling: {minReplicas: 1, maxReplicas: 2}}\n"
-    with quick_autoscaler(kube), fresh_namespace(kube) as namespace:
-        manifest = tmp_path / "pipeline.yaml"
-        manifest.write_text(example)
-        kube.read("-n", namespace, "apply", "-f", str(manifest))
-
-        def talkers() -> int:
-            stage = kube.get("-n", namespace, "omnistage", "smol-omni-talker")
-            return int(stage["spec"]["replicas"])
-
-        wait_ready(lambda: kube.get("-n", namespace, "omnipipeline", "smol-omni"), 600)
-        with port_forward(kube, namespace, "smol-omni") as url, Clients(url, 0.4, "Name three colours.") as clients:
-            eventually(lambda: talkers() == 2 or None, 180, "a second talker")
-        assert not clients.errors, clients.errors
-        assert all(a.audio_s > 0.3 for a in clients.answers)
-        eventually(lambda: talkers() == 1 or None, 240, "one talker again")
