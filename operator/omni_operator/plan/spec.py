@@ -36,10 +36,12 @@ def stored_plan(observed: Observed, revision: str) -> ResolvedPlan | None:
 
 
 def last_good_plan(observed: Observed) -> ResolvedPlan | None:
-    """What ran before the spec became invalid: the newest revision that the status names."""
+    """What ran before the spec became invalid: the newest revision that the status names, else the one that answers
+    requests. Edits that follow each other quickly remove the newest one's plan before the status names the next."""
     status = observed.pipeline_live.status if observed.pipeline_live else {}
-    revision = status.get("revision")
-    return stored_plan(observed, revision) if isinstance(revision, str) else None
+    named = (status.get(field) for field in ("revision", "servingRevision"))
+    plans = (stored_plan(observed, revision) for revision in named if isinstance(revision, str))
+    return next((plan for plan in plans if plan is not None), None)
 
 
 def rollout_of(observed: Observed) -> RolloutSpec:

@@ -48,6 +48,19 @@ async def test_bad_spec_is_a_condition_and_recovers(spec: dict[str, object], nam
     assert world.stage_deployments() == running
 
 
+async def test_what_answers_keeps_running_when_the_newest_plan_is_gone() -> None:
+    """Edited twice, then spoiled, in one breath: the first edit's plan is removed, and the status still names it."""
+    world = await made()
+    running = world.stage_deployments()
+    world.kube.objects[(PIPELINE.plural, NS, "p")]["status"]["revision"] = "0123456789"
+    world.apply(runtimeProfile="renamed")
+    await world.converge()
+    assert world.truth("Stalled") == "True"
+    assert world.truth("Serving") == "True", "the revision that answers goes on"
+    assert world.stage_deployments() == running
+    assert world.status()["stages"], "and is shown"
+
+
 @pytest.mark.parametrize(("spec", "named"), BAD)
 async def test_bad_from_the_start(spec: dict[str, object], named: str) -> None:
     world = World()
