@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -10,7 +11,8 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from omni_runtime.errors import InvalidRequest
-from omni_runtime.serving.errors import BodyTooLarge, invalid_fields
+from omni_runtime.serving.context import context_of
+from omni_runtime.serving.errors import BodyTooLarge, SlowBody, UnsupportedEncoding, invalid_fields
 from omni_runtime.serving.schema.common import Refused, first_refused
 
 MAX_BODY_BYTES = 100 << 20
@@ -19,14 +21,30 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
-    """The body, up to `limit` bytes, whatever content-length says. Raises BodyTooLarge."""
+    """The body, up to `limit` bytes, whatever content-length says. Raises BodyTooLarge, UnsupportedEncoding, and
+    SlowBody: thousands of requests that never end would cost memory and descriptors."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise UnsupportedEncoding(f"content-encoding: {encoding!r} is not read; send the JSON uncompressed")
+    patience = context_of(request).patience
     pieces, size = [], 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > limit:
-            raise BodyTooLarge(f"the request body is over {limit} bytes; send less")
-        pieces.append(piece)
-    return b"".join(pieces)
+    stream = request.stream()
+    try:
+        async with asyncio.timeout(patience.body):
+            while True:
+                async with asyncio.timeout(patience.body_piece):
+                    piece = await anext(stream, None)
+                if piece is None:
+                    return b"".join(pieces)
+                size += len(piece)
+                if size > limit:
+                    raise BodyTooLarge(f"the request body is over {limit} bytes; send less")
+                pieces.append(piece)
+    except TimeoutError:
+        raise SlowBody(
+            f"the request body: {size} bytes came, and then nothing for {patience.body_piece:g} s or not all of it "
+            f"within {patience.body:g} s; send it faster"
+        ) from None
 
 
 def parse_body(body: bytes, model: type[Model], refused: Iterable[Refused] = ()) -> Model:

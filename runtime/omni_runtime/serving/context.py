@@ -45,6 +45,8 @@ class Patience:
     """Seconds to wait for a client."""
 
     send: float = 30.0  # until it takes one piece of an answer
+    body_piece: float = 30.0  # until the next piece of a request's body comes
+    body: float = 300.0  # until all of it has come
     session_config: float = 10.0  # the first message of a WebSocket
     session_idle: float = 30.0  # the next one, while nothing is left to speak
 

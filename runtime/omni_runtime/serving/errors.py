@@ -24,10 +24,24 @@ class BodyTooLarge(OmniError):
     http_status = 413
 
 
+class SlowBody(OmniError):
+    """The connection ends with the answer: what is still on its way is not read."""
+
+    code = "RequestTimeout"
+    http_status = 408
+
+
+class UnsupportedEncoding(OmniError):
+    code = "UnsupportedEncoding"
+    http_status = 415
+
+
 _TYPES = {
     400: "invalid_request_error",
     404: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
 }
 
@@ -43,6 +57,8 @@ def error_response(error: OmniError) -> Response:
         headers["retry-after"] = str(error.retry_after_seconds)
     elif error.http_status == 503:
         headers["retry-after"] = "5"
+    elif isinstance(error, SlowBody):
+        headers["connection"] = "close"
     body = msgspec.json.encode(error_body(error))
     return Response(body, status_code=error.http_status, media_type="application/json", headers=headers)
 

@@ -25,8 +25,8 @@ async def get_live(request: Request) -> Response:
     return _json({"status": "failed", "reason": failed}, 500) if failed else _json({"status": "alive"})
 
 
-@router.get("/health")
-@router.get("/ready")
+@router.api_route("/health", methods=["GET", "HEAD"])  # some load balancers only want the status
+@router.api_route("/ready", methods=["GET", "HEAD"])
 async def get_ready(request: Request) -> Response:
     status = context_of(request).requests.status()
     if status.ready:

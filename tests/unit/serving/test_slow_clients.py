@@ -132,3 +132,42 @@ async def test_outputs_that_nobody_takes_are_bounded(server: Server, monkeypatch
     assert handle.backlog == 0
     await eventually(lambda: code2wav.aborts)
     assert set(code2wav.aborts.values()) == {"slow_client"}
+
+
+@pytest.mark.parametrize("sent", [b"", b"{", b'{"messages": ['])
+async def test_a_body_that_never_ends_is_given_up(tmp_path: Path, sent: bytes) -> None:
+    """Half-sent requests cost a descriptor and memory each, for as long as they like."""
+    async with a_server(tmp_path / "curve", patience=Patience(body_piece=0.2)) as server:
+        port = await server.listen()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: entry\r\ncontent-length: 1000\r\n\r\n" + sent)
+        answer = await asyncio.wait_for(reader.read(), 10)  # to the end: the server closes
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert f"{len(sent)} bytes came".encode() in answer
+
+
+async def test_a_body_that_trickles_is_given_up(tmp_path: Path) -> None:
+    """Each piece in time, and yet for ever."""
+    async with a_server(tmp_path / "curve", patience=Patience(body=0.5)) as server:
+        port = await server.listen()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: entry\r\ncontent-length: 100000\r\n\r\n")
+
+        async def trickle() -> None:
+            while True:
+                writer.write(b" ")
+                await asyncio.sleep(0.02)
+
+        trickling = asyncio.create_task(trickle())
+        answer = await asyncio.wait_for(reader.readuntil(b"}"), 10)
+        trickling.cancel()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+async def test_compressed_bodies_are_refused_by_name(server: Server) -> None:
+    """Read as JSON they would be "invalid character (byte 0)"; unpacked, a bomb."""
+    answer = await server.http.post("/v1/chat/completions", content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+    assert answer.status_code == 415
+    assert answer.json()["error"]["message"] == "content-encoding: 'gzip' is not read; send the JSON uncompressed"
