@@ -34,6 +34,7 @@ from omni_webhooks.rules import (
     system_namespace,
     tenant_budget,
     tenant_references,
+    unknown_model,
     unpinned_model,
     unsupported_runtime,
     vendor_fixed,
@@ -52,6 +53,7 @@ RULES: tuple[AnyRule, ...] = (
     # OmniPipeline: what is legal but unwise
     profile_exists.RULE,
     unpinned_model.RULE,
+    unknown_model.RULE,
     sleeping_stage.RULE,
     full_device.RULE,
     rollout_can_move.RULE,
