@@ -27,7 +27,8 @@ async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
     if encoding != "identity":
         raise UnsupportedEncoding(f"content-encoding: {encoding!r} is not read; send the JSON uncompressed")
     patience = context_of(request).patience
-    pieces, size = [], 0
+    pieces: list[bytes] = []
+    size = 0
     stream = request.stream()
     try:
         async with asyncio.timeout(patience.body):
