@@ -23,8 +23,8 @@ from omni_operator.errors import (
 )
 from omni_operator.kinds import SECRET, STAGE
 from omni_operator.kube import KubeApi
-from omni_operator.names import MANAGER
-from omni_operator.observed import Live, Observed
+from omni_operator.names import MANAGER, PIPELINE_LABEL
+from omni_operator.observed import Key, Live, Observed
 from omni_operator.plan.diff import render
 from omni_operator.plan.model import Failure, Note, Outcome, Plan, Write
 from omni_operator.resources.child import Child, Scope
@@ -109,12 +109,22 @@ async def _create_keys(run: _Run, pipeline: Live, keys: KeyRing) -> None:
     try:
         await run.kube.create(SECRET, run.observed.key.namespace, render(child, pipeline))
         run.wrote += 1
+        if any(pod.status.get("phase") == "Running" for pod in run.observed.pods):
+            run.notes.append(Note(Reason.KEYS_REPLACED, _restart_for_keys(child, run.observed.key), warning=True))
     except AlreadyExists:
         pass
     except Rejected as error:
         _refused(run, child, error)
         return
     keys.known.add(pipeline.uid)
+
+
+def _restart_for_keys(secret: Child, pipeline: Key) -> str:
+    """Processes read their keys once; that two of one pipeline have different ones shows only in failing handshakes."""
+    return (
+        f"Secret {secret.name} was gone and has new keys now; pods that run keep the old ones and cannot talk to new "
+        f"pods: kubectl delete pods -n {pipeline.namespace} -l {PIPELINE_LABEL}={pipeline.name}"
+    )
 
 
 async def _apply(run: _Run, write: Write, pipeline: Live, taken: dict[tuple[str, str], Live]) -> None:

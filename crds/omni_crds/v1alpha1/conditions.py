@@ -70,6 +70,7 @@ class Reason(StrEnum):
     SCALED = "Scaled"
     SURGE_BLOCKED = "SurgeBlocked"
     RECOVERED = "Recovered"
+    KEYS_REPLACED = "KeysReplaced"
 
 
 class ConditionStatus(StrEnum):

@@ -110,6 +110,13 @@ class Site:
     def truth(self, kind: str, name: str = "p") -> str | None:
         return self.condition(kind, name).get("status")
 
+    def events(self) -> list[JsonObject]:
+        """All Events of the namespace."""
+        found: list[JsonObject] = self.test.request(
+            "GET", f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"
+        )["items"]
+        return found
+
     # ------------------------------------------------------------------ objects
     def get(self, kind: Kind, name: str) -> JsonObject:
         return self.test.get({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": self._meta(name)})

@@ -186,6 +186,9 @@ async def test_meddling_is_repaired(site: Site) -> None:
     assert site.get(SERVICE, "p")["spec"]["selector"]["serving.omni.dev/stage"] == "entry"
     assert set(site.all(SECRET)) == {"p-curve"}
     assert "p-talker" in site.all(SERVICE)
+    told = [e["note"] for e in site.events() if e["reason"] == "KeysReplaced"]
+    assert len(told) == 1
+    assert "-l serving.omni.dev/pipeline=p" in told[0]
 
 
 async def test_foreign_service_of_the_same_name(site: Site) -> None:
