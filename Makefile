@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # `make test ARGS="-k scale"`
 ARGS ?=
 
-.PHONY: help setup cluster api-server models images loaded demo test test-unit test-apiserver test-e2e test-long lint format bench clean-cluster clean
+.PHONY: help setup cluster api-server simulator models images loaded demo test test-unit test-apiserver test-e2e test-long lint format bench clean-cluster clean
 
 help:
 	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -6
@@ -45,6 +45,9 @@ cluster: $(STAMP)
 api-server: $(STAMP)
 	$(RUN) -c "from omni_cluster.build import HYPER, ensure_tool; ensure_tool(HYPER)"
 
+simulator: $(STAMP)
+	$(RUN) -c "from omni_cluster.build import KWOK, ensure_tool; ensure_tool(KWOK)"
+
 models: $(STAMP)
 	$(OMNI) models prepare
 
@@ -57,7 +60,7 @@ loaded: cluster models
 demo: $(STAMP)
 	$(OMNI) demo
 
-test: loaded
+test: loaded simulator
 	$(PYTEST) tests/unit tests/apiserver tests/e2e -m "not long and not gpu" $(ARGS)
 
 test-unit: $(STAMP)
@@ -66,10 +69,10 @@ test-unit: $(STAMP)
 test-apiserver: api-server
 	$(PYTEST) tests/apiserver -m "not long" $(ARGS)
 
-test-e2e: loaded
+test-e2e: loaded simulator
 	$(PYTEST) tests/e2e -m "not long and not gpu" $(ARGS)
 
-test-long: loaded
+test-long: loaded simulator
 	$(PYTEST) tests -m "long and not gpu" --timeout 1800 $(ARGS)
 
 lint: $(STAMP)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from omni_runtime.cli.kubectl import Kube, omni, port_forward, wait_ready
+from omni_runtime.cli.kubectl import Kube, port_forward, wait_ready
 from omni_runtime.client import Answer, ask
 from tests.e2e.conftest import conditions, eventually
 from tests.e2e.null_pods import (
@@ -67,7 +67,7 @@ def test_a_step_of_load_grows_the_stage_that_is_full(site: NullPods) -> None:
         counts = site.replicas(name)
         assert counts["talker"] == max(counts.values()) > min(counts.values()), counts
     assert not clients.errors
-    explained = omni("explain", name, "-n", site.namespace, "--kubectl", site.kube.kubectl, quiet=True)
+    explained = site.kube.omni("explain", name, "-n", site.namespace)
     assert "limiting: talker" in explained
 
 

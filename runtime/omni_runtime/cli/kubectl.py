@@ -48,8 +48,8 @@ def run(*command: str, quiet: bool = False, environment: dict[str, str] | None =
     return result.stdout or ""
 
 
-def omni(*arguments: str, quiet: bool = False) -> str:
-    return run(sys.executable, "-m", "omni_runtime.cli", *arguments, quiet=quiet)
+def omni(*arguments: str, quiet: bool = False, environment: dict[str, str] | None = None) -> str:
+    return run(sys.executable, "-m", "omni_runtime.cli", *arguments, quiet=quiet, environment=environment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,10 @@ class Kube:
 
     def read(self, *arguments: str) -> str:
         return run(self.kubectl, *arguments, quiet=True, environment=self.environment)
+
+    def omni(self, *arguments: str) -> str:
+        """One of our own commands that asks this cluster, whatever cluster kubectl means by itself."""
+        return omni(*arguments, "--kubectl", self.kubectl, quiet=True, environment=self.environment)
 
     def get(self, *arguments: str) -> dict[str, Any]:
         value = json.loads(self.read("get", *arguments, "-o", "json"))

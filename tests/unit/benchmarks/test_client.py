@@ -128,12 +128,15 @@ async def test_nobody_there() -> None:
 
 
 async def test_a_silent_server_ends_at_the_deadline() -> None:
+    over = asyncio.Event()
+
     async def silent(_: web.Request) -> web.Response:
-        await asyncio.sleep(30)
+        await over.wait()
         return web.Response()
 
     async with a_server(silent) as (http, url):
         timeline = await send_chat(http, url, STREAM, timeout_s=0.05)
+        over.set()
     assert timeline.error.startswith("no end within")
 
 
