@@ -19,6 +19,7 @@ from omni_runtime.orchestrator.administration import Administration
 from omni_runtime.orchestrator.power import ReplicaPower
 from omni_runtime.orchestrator.status import OrchestratorStatus
 from omni_runtime.serving.body import read_body
+from omni_runtime.serving.context import Patience
 
 MAX_BODY_BYTES = 4_096
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})  # not all of 127/8: service meshes deliver remote requests from 127.0.0.6
@@ -102,7 +103,7 @@ def build_router(
 
 
 async def _read(request: Request) -> PowerRequest:
-    body = await read_body(request, MAX_BODY_BYTES)
+    body = await read_body(request, MAX_BODY_BYTES, Patience())
     fields: Any = {}
     try:
         fields = msgspec.json.decode(body) if body.strip() else {}

@@ -11,7 +11,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from omni_runtime.errors import InvalidRequest
-from omni_runtime.serving.context import context_of
+from omni_runtime.serving.context import Patience, context_of
 from omni_runtime.serving.errors import BodyTooLarge, SlowBody, UnsupportedEncoding, invalid_fields
 from omni_runtime.serving.schema.common import Refused, first_refused
 
@@ -20,13 +20,13 @@ MAX_BODY_BYTES = 100 << 20
 Model = TypeVar("Model", bound=BaseModel)
 
 
-async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
+async def read_body(request: Request, limit: int = MAX_BODY_BYTES, patience: Patience | None = None) -> bytes:
     """The body, up to `limit` bytes, whatever content-length says. Raises BodyTooLarge, UnsupportedEncoding, and
     SlowBody: thousands of requests that never end would cost memory and descriptors."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise UnsupportedEncoding(f"content-encoding: {encoding!r} is not read; send the JSON uncompressed")
-    patience = context_of(request).patience
+    patience = patience or context_of(request).patience
     pieces: list[bytes] = []
     size = 0
     stream = request.stream()
