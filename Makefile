@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # `make test ARGS="-k scale"`
 ARGS ?=
 
-.PHONY: help setup cluster api-server simulator models images loaded demo test test-unit test-apiserver test-e2e test-long lint format bench clean-cluster clean
+.PHONY: help setup cluster api-server simulated-nodes models images loaded demo test test-unit test-apiserver test-e2e test-long lint format bench clean-cluster clean
 
 help:
 	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -6
@@ -45,7 +45,7 @@ cluster: $(STAMP)
 api-server: $(STAMP)
 	$(RUN) -c "from omni_cluster.build import HYPER, ensure_tool; ensure_tool(HYPER)"
 
-simulator: $(STAMP)
+simulated-nodes: $(STAMP)
 	$(RUN) -c "from omni_cluster.build import KWOK, ensure_tool; ensure_tool(KWOK)"
 
 models: $(STAMP)
@@ -60,7 +60,7 @@ loaded: cluster models
 demo: $(STAMP)
 	$(OMNI) demo
 
-test: loaded simulator
+test: loaded simulated-nodes
 	$(PYTEST) tests/unit tests/apiserver tests/e2e -m "not long and not gpu" $(ARGS)
 
 test-unit: $(STAMP)
@@ -69,10 +69,10 @@ test-unit: $(STAMP)
 test-apiserver: api-server
 	$(PYTEST) tests/apiserver -m "not long" $(ARGS)
 
-test-e2e: loaded simulator
+test-e2e: loaded simulated-nodes
 	$(PYTEST) tests/e2e -m "not long and not gpu" $(ARGS)
 
-test-long: loaded simulator
+test-long: loaded simulated-nodes
 	$(PYTEST) tests -m "long and not gpu" --timeout 1800 $(ARGS)
 
 lint: $(STAMP)

@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from pydantic import ValidationError
-
 from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_crds.v1alpha1.tenant import OmniTenant
 from omni_operator import logs
 from omni_operator.errors import KubeError
 from omni_operator.kinds import NODE, POD, QUOTA, TENANT, JsonObject
 from omni_operator.kube import KubeApi
+from omni_operator.observe import parse_tenant
 from omni_operator.observed import Key
 from omni_operator.placement import Catalogue, ClusterView, TenantView
 from omni_operator.placement.views import belongs_to, classes_in_use, cluster_view, tenant_view
@@ -75,7 +74,7 @@ class FleetReader:
         except KubeError as error:
             logs.warning("fleet.tenants_unread", error=str(error))
             return None
-        found = sorted((t for t in map(_tenant, listing.items) if t is not None), key=lambda t: t.metadata.name)
+        found = sorted((t for t in map(parse_tenant, listing.items) if t is not None), key=lambda t: t.metadata.name)
         return next((t for t in found if namespace in t.spec.namespaces), None)
 
     async def _read(self) -> _Reading:
@@ -88,13 +87,6 @@ class FleetReader:
             pods = await self._kube.list(POD, None)
             self._reading = _Reading(tuple(nodes.items), tuple(_slim(p) for p in pods.items), started)
             return self._reading
-
-
-def _tenant(body: JsonObject) -> OmniTenant | None:
-    try:
-        return OmniTenant.model_validate({k: v for k, v in body.items() if k != "status"})
-    except ValidationError:
-        return None
 
 
 def _usage_of(

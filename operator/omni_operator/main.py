@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -42,6 +43,17 @@ class Options:
     log_level: str
 
 
+def _period(given: str) -> float:
+    """Raises ArgumentTypeError: without a pause the loop would take all of a core."""
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{given!r}: give seconds from 1 to 3600")
+    return seconds
+
+
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(prog="python -m omni_operator", description=__doc__)
     parser.add_argument(
@@ -66,8 +78,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument(
         "--scaling-period-seconds",
-        type=float,
-        default=float(os.environ.get("OMNI_SCALING_PERIOD_SECONDS") or PERIOD_SECONDS),
+        type=_period,
+        default=os.environ.get("OMNI_SCALING_PERIOD_SECONDS") or PERIOD_SECONDS,
         help="time between two decisions of the autoscaler",
     )
     parser.add_argument(

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from omni_crds.v1alpha1.pipeline import OmniPipeline
 from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_crds.v1alpha1.stage import OmniStage
+from omni_crds.v1alpha1.tenant import OmniTenant
 from omni_operator.errors import NotFound
 from omni_operator.kinds import CHILD_KINDS, PIPELINE, POD, PROFILE, STAGE, JsonObject
 from omni_operator.kube import KubeApi
@@ -33,6 +34,13 @@ def parse_pipeline(body: JsonObject) -> tuple[OmniPipeline | None, tuple[str, ..
 def parse_stage(body: JsonObject) -> OmniStage | None:
     try:
         return OmniStage.model_validate({k: v for k, v in body.items() if k != "status"})
+    except ValidationError:
+        return None
+
+
+def parse_tenant(body: JsonObject) -> OmniTenant | None:
+    try:
+        return OmniTenant.model_validate({k: v for k, v in body.items() if k != "status"})
     except ValidationError:
         return None
 

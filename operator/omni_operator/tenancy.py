@@ -10,28 +10,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
-from pydantic import ValidationError
-
-from omni_crds.v1alpha1.base import OmniModel
-from omni_crds.v1alpha1.pipeline import OmniPipeline
 from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
-from omni_crds.v1alpha1.stage import OmniStage
 from omni_operator import logs
 from omni_operator.errors import KubeError
 from omni_operator.fleet import FleetReader
 from omni_operator.kinds import PIPELINE, STAGE, JsonObject
 from omni_operator.kube import KubeApi
+from omni_operator.observe import parse_pipeline, parse_stage
 from omni_operator.observed import Key, Observed
 from omni_operator.placement import TenantView
-from omni_operator.placement.pools import demand_of
+from omni_operator.placement.pools import PoolDemand, demand_of
 from omni_operator.placement.views import tenant_view
 from omni_runtime.deploy.resolve import resolve
 from omni_runtime.errors import InvalidPipeline
 
 Profiles = Mapping[str, OmniRuntimeProfile]
-T = TypeVar("T", bound=OmniModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,31 +73,30 @@ def devices_of_others(
         if other == key or (body.get("metadata") or {}).get("deletionTimestamp"):
             continue
         first = _age(other, body) < mine
-        for leader, device_class, devices, initial in _demand(body, profiles, default_profile):
-            pool = pools.get((other, leader), _Pool(None, 0))
-            wanted = initial if pool.wanted is None else pool.wanted
-            total[device_class] += devices * (wanted if first else pool.running)
+        for asked in _demand(body, profiles, default_profile):
+            pool = pools.get((other, asked.leader), _Pool(None, 0))
+            wanted = asked.initial if pool.wanted is None else pool.wanted
+            total[asked.device_class] += asked.devices * (wanted if first else pool.running)
     return total
 
 
-def _demand(body: JsonObject, profiles: Profiles, default_profile: str | None) -> Iterable[tuple[str, str, int, int]]:
-    """(leader, class, devices of a replica, replicas at the start); nothing for what the operator would not run."""
-    pipeline = _parse(OmniPipeline, body)
+def _demand(body: JsonObject, profiles: Profiles, default_profile: str | None) -> tuple[PoolDemand, ...]:
+    """Nothing for what the operator would not run."""
+    pipeline, _ = parse_pipeline(body)
     if pipeline is None:
         return ()
     try:
-        plan = resolve(pipeline, profiles, target="kubernetes", default_profile=default_profile)
+        return demand_of(resolve(pipeline, profiles, target="kubernetes", default_profile=default_profile))
     except InvalidPipeline:
         return ()
-    return [(pool.leader, pool.device_class, pool.devices, pool.initial) for pool in demand_of(plan)]
 
 
 def _pools(stages: Iterable[JsonObject]) -> Iterable[tuple[tuple[Key, str], _Pool]]:
     for body in stages:
-        stage = _parse(OmniStage, body)
+        stage = parse_stage(body)
         if stage is not None:
             owner = Key(str(body["metadata"].get("namespace") or ""), stage.spec.pipeline_ref.name)
-            running = (stage.status.replicas if stage.status else None) or 0
+            running = (body.get("status") or {}).get("replicas") or 0
             yield (owner, stage.spec.stage_name), _Pool(stage.spec.replicas, running)
 
 
@@ -114,10 +107,3 @@ def _age(key: Key, body: JsonObject | None) -> tuple[str, Key]:
 
 def _key(body: JsonObject) -> Key:
     return Key(str(body["metadata"].get("namespace") or ""), str(body["metadata"]["name"]))
-
-
-def _parse(model: type[T], body: JsonObject) -> T | None:
-    try:
-        return model.model_validate(body)
-    except ValidationError:
-        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,11 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 
-class _Marker:
+class _Marker(ABC):
     """Adds `extensions()` to the JSON schema of the annotated type."""
 
-    def extensions(self) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def extensions(self) -> dict[str, Any]: ...
 
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {**handler(core_schema), **self.extensions()}

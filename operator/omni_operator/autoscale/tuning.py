@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import fields
 
@@ -10,7 +11,7 @@ from omni_runtime.errors import OmniError
 
 
 class UnknownTuning(OmniError):
-    """There is no tuning of this name, or its value is no number."""
+    """There is no tuning of this name, or its value is no finite number."""
 
     code = "UnknownTuning"
 
@@ -26,5 +27,7 @@ def parse_tuning(given: Iterable[str]) -> dict[str, float]:
         try:
             found[name] = float(value)
         except ValueError:
-            raise UnknownTuning(f"{pair}: {value!r} is no number") from None
+            raise UnknownTuning(f"{pair}: {value!r} is no number; write one such as {name}=1.5") from None
+        if not math.isfinite(found[name]):
+            raise UnknownTuning(f"{pair}: {value!r} is not finite; write a number such as {name}=1.5")
     return found

@@ -54,7 +54,8 @@ class ControlSocket:
             try:
                 self._take(peer, message)
             except Exception:  # what else the replica said at that moment is about other requests
-                log.exception("orchestrator.message_failed")
+                request = getattr(message, "request", None)
+                log.exception("orchestrator.message_failed", kind=type(message).__name__, request=request)
 
     def send(self, peer: bytes, message: control.OrchestratorMessage) -> bool:
         """Hand one message to the socket; never blocks. False: the peer's connection is closed."""

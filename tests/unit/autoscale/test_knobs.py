@@ -123,10 +123,21 @@ def test_the_operator_takes_tunings_and_its_period() -> None:
     assert parse_options([]).controller.tuning == Tuning()
 
 
-@pytest.mark.parametrize("wrong", ["nothing=1", "margin=x"])
+@pytest.mark.parametrize("wrong", ["nothing=1", "margin=x", "margin=nan", "margin=inf"])
 def test_a_tuning_that_does_not_exist_ends_the_operator_with_a_reason(
     wrong: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         parse_options(["--tune", wrong])
     assert wrong in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "nan", "soon", "86400"])
+def test_a_period_that_cannot_be_ends_the_operator_with_a_reason(
+    wrong: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a pause the loop would take all of a core; the variable is read as the option is."""
+    monkeypatch.setenv("OMNI_SCALING_PERIOD_SECONDS", wrong)
+    with pytest.raises(SystemExit):
+        parse_options([])
+    assert f"'{wrong}': give seconds from 1 to 3600" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pytest
 
 from omni_runtime.connectors.api import ChunkReceived, EdgeEvent, EdgeFailed
 from omni_runtime.connectors.client import ClientLimits, SidecarEdgeClient
@@ -24,6 +25,7 @@ from omni_runtime.topology.types import PayloadContract
 EDGE = "thinker->talker"
 FULL = "encoder->decoder"
 MIB = 1 << 20
+MODES = pytest.mark.parametrize("mode", ["same pod", "two pods"])
 
 
 def a_plan(revision: str = "r1", contract_version: int = 1, connector: str = "TCP") -> ResolvedPlan:
@@ -204,3 +206,8 @@ async def a_pair(
         producing = await stack.enter_async_context(hosts[0].engine("thinker-0", limits=up))
         consuming = await stack.enter_async_context(hosts[-1].engine("talker-0", limits=down))
         yield Pair(producing, consuming, hosts)
+
+
+async def put_many(client: SidecarEdgeClient, request: str, count: int, size: int = 1000) -> None:
+    for n in range(count):
+        await client.put(request, EDGE, rows(some_bytes(size, n), start=n, finished=n == count - 1))

@@ -15,10 +15,8 @@ import pytest
 from omni_runtime.connectors.api import EdgeFailed
 from omni_runtime.connectors.ipc import SOCKET_NAME
 from omni_runtime.errors import StreamClosed, UpstreamLost
-from tests.unit.connectors.kit import EDGE, MIB, Site, a_chunk, a_failure, producer, rows, some_bytes, take
+from tests.unit.connectors.kit import EDGE, MIB, MODES, Site, a_chunk, a_failure, producer, rows, some_bytes, take
 from tests.unit.connectors.pods import ENVIRONMENT, Pod, a_pod, start_sidecar, two_pods
-
-MODES = pytest.mark.parametrize("mode", ["same pod", "two pods"])
 
 
 @MODES

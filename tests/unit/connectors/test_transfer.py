@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from collections.abc import AsyncIterator
 
@@ -12,27 +11,26 @@ import pytest
 
 from omni_runtime.connectors.api import ChunkReceived
 from omni_runtime.connectors.client import ClientLimits, SidecarEdgeClient
-from omni_runtime.connectors.wire import INLINE_BYTES, WINDOW_PIECES, ProtocolError
+from omni_runtime.connectors.wire import INLINE_BYTES, WINDOW_PIECES
 from omni_runtime.errors import CapacityExceeded, DeadlineExceeded, StreamClosed
 from omni_runtime.protocol.payload import Payload
 from tests.unit.connectors.kit import (
     EDGE,
     FULL,
     MIB,
+    MODES,
     Site,
     a_chunk,
     a_failure,
     a_pair,
     producer,
+    put_many,
     rows,
     some_bytes,
     take,
     until,
     whole_stream,
 )
-
-MODES = pytest.mark.parametrize("mode", ["same pod", "two pods"])
-
 
 SIZES = (0, 1, 63, INLINE_BYTES, INLINE_BYTES + 1, 300_000, 1 * MIB, 3 * MIB + 7)
 
@@ -141,7 +139,7 @@ async def _until_failure(client: SidecarEdgeClient) -> AsyncIterator:  # type: i
 @MODES
 async def test_a_stream_that_waits_holds_up_no_other(site: Site, mode: str) -> None:
     async with a_pair(site, mode) as pair:
-        stuck = asyncio.create_task(_put_many(pair.up, "stuck", 100))
+        stuck = asyncio.create_task(put_many(pair.up, "stuck", 100))
         await until(lambda: pair.hosts[0].sidecar.hub.table.queued_pieces == WINDOW_PIECES)
         for n in range(20):
             await pair.down.open(f"r{n}", producer(pair.up))
@@ -154,18 +152,13 @@ async def test_a_stream_that_waits_holds_up_no_other(site: Site, mode: str) -> N
         await pair.nothing_left()
 
 
-async def _put_many(client: SidecarEdgeClient, request: str, count: int, size: int = 1000) -> None:
-    for n in range(count):
-        await client.put(request, EDGE, rows(some_bytes(size, n), start=n, finished=n == count - 1))
-
-
 @MODES
 async def test_events_are_fair_between_requests(site: Site, mode: str) -> None:
     async with a_pair(site, mode) as pair:
         for name in "ab":
             await pair.down.open(name, producer(pair.up))
         for name in "ab":
-            await _put_many(pair.up, name, 8)
+            await put_many(pair.up, name, 8)
         await until(lambda: pair.down._receiver.queued_events == 16)
         order = "".join(e.request for e in await take(pair.down, 16))
         assert "aaa" not in order
@@ -263,7 +256,7 @@ async def test_holding_everything_never_starves_the_arena(site: Site, mode: str)
 @MODES
 async def test_a_full_arena_spills_and_says_so(site: Site, mode: str) -> None:
     async with a_pair(site, mode, arena_bytes=1 * MIB, up=ClientLimits(arena_wait_s=0.05)) as pair:
-        await _put_many(pair.up, "r", 12, 200_000)
+        await put_many(pair.up, "r", 12, 200_000)
         assert b"omni:connector_spilled_pieces_total 0.0" not in pair.hosts[0].sidecar.metrics.render()
         await pair.down.open("r", producer(pair.up))
         got = await whole_stream(pair.down)
@@ -377,86 +370,3 @@ async def test_many_requests_at_once(site: Site, mode: str) -> None:
         assert all(seqs == list(range(12)) for seqs in got.values())
         del chunk
         await pair.nothing_left()
-
-
-@MODES
-async def test_output_that_is_computed_in_the_arena_is_not_copied(site: Site, mode: str) -> None:
-    async with a_pair(site, mode) as pair:
-        await pair.down.open("r", producer(pair.up))
-        for n, size in enumerate((40, 300_000)):
-            room = await pair.up.reserve({"hidden": ((size, 2), "bfloat16"), "codes": ((3,), "int32")})
-            assert room is not None
-            room.tensors["hidden"][:] = some_bytes(size * 4, n).view(np.uint16).reshape(size, 2)
-            room.tensors["codes"][:] = (1, 2, n)
-            place = room.tensors["hidden"].__array_interface__["data"][0]
-            payload = Payload(n, 1, n == 1, room.tensors, {}, {"hidden": "bfloat16"})
-            await pair.up.put("r", EDGE, payload, room)
-            with pytest.raises(ValueError, match="read-only"):
-                room.tensors["codes"][0] = 9
-            back = (await a_chunk(pair.down)).payload
-            assert np.array_equal(back.tensors["hidden"], room.tensors["hidden"]), place
-            assert back.tensors["codes"].tolist() == [1, 2, n]
-            assert back.dtypes == {"hidden": "bfloat16"}
-            assert pair.hosts[0].sidecar.metrics.spilled._value.get() == 0
-            del room, payload, back
-        await pair.nothing_left()
-
-
-async def test_a_reservation_that_is_dropped_goes_back(site: Site) -> None:
-    """R11: an engine that fails between computing and put leaks nothing; a stale reservation is copied, not reused."""
-    async with a_pair(site, "same pod") as pair:
-        room = await pair.up.reserve({"x": ((300_000,), "uint8")})
-        assert room is not None
-        used = (await pair.up.health()).arena_used_bytes
-        assert used >= 300_000
-        del room
-        gc.collect()
-        await until(lambda: pair.up._attachment.pool.used_bytes == 0)
-        again = await pair.up.reserve({"x": ((300_000,), "uint8")})
-        assert again is not None
-        again.tensors["x"][:] = 5
-        await pair.down.open("r", producer(pair.up))
-        for last in (False, True):  # the second time its slab belongs to the first chunk already
-            await pair.up.put("r", EDGE, Payload(0, 1, last, again.tensors), again)
-        first, second = await a_chunk(pair.down), await a_chunk(pair.down)
-        assert first.payload.tensors["x"].tobytes() == second.payload.tensors["x"].tobytes() == b"\x05" * 300_000
-        del again, first, second
-        await pair.nothing_left()
-
-
-@pytest.mark.parametrize("shape", [((0,), "uint8"), ((1 << 40,), "float32")], ids=["nothing", "larger than any slab"])
-async def test_what_cannot_be_reserved_is_put_as_usual(site: Site, shape: tuple[tuple[int, ...], str]) -> None:
-    async with a_pair(site, "same pod") as pair:
-        assert await pair.up.reserve({"x": shape}) is None
-        with pytest.raises(ProtocolError, match="object"):
-            await pair.up.reserve({"x": ((1,), "object")})
-
-
-@MODES
-async def test_metrics_name_the_edge(site: Site, mode: str) -> None:
-    async with a_pair(site, mode) as pair:
-        await pair.down.open("r", producer(pair.up))
-        await _put_many(pair.up, "r", 3, 100_000)
-        await whole_stream(pair.down)
-        text = pair.hosts[0].sidecar.metrics.render().decode()
-        connector = "SharedMemory" if mode == "same pod" else "TCP"
-        labels = 'from_replica="thinker-0",from_stage="thinker",model_name="x",to_replica="talker-0",to_stage="talker"'
-        assert f'omni:connector_bytes_total{{connector="{connector}",{labels}}} 300000.0' in text
-        assert f"vllm_omni:transfer_size_bytes_count{{{labels}}} 3.0" in text
-        assert f"vllm_omni:transfer_tx_s_count{{{labels}}} 3.0" in text
-        there = pair.hosts[-1].sidecar.metrics.render().decode()
-        assert f"vllm_omni:transfer_in_flight_s_count{{{labels}}} 3.0" in there
-
-
-async def test_metrics_tell_which_edge_stands_still(site: Site) -> None:
-    async with a_pair(site, "same pod") as pair:
-        for n in range(3):
-            await pair.up.put("r", EDGE, rows(some_bytes(1000), start=n))
-        await until(lambda: pair.hosts[0].sidecar.hub.table.queued_pieces == 3)
-        labels = 'from_replica="thinker-0",from_stage="thinker",model_name="x",to_replica="",to_stage="talker"'
-        text = pair.hosts[0].sidecar.metrics.render().decode()
-        assert f"omni:connector_edge_stalled_streams{{{labels}}} 1.0" in text
-        assert f"omni:connector_edge_waiting_pieces{{{labels}}} 3.0" in text
-        await pair.down.open("r", producer(pair.up))
-        await take(pair.down, 3)
-        assert labels not in pair.hosts[0].sidecar.metrics.render().decode()

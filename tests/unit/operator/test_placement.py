@@ -216,6 +216,15 @@ class TestBudget:
         assert world.stage_deployments() == before
         assert world.truth("Ready") == "True"
 
+    async def test_a_status_of_another_version_changes_nothing(self) -> None:
+        """The reconciler runs such a pipeline; its devices are in use all the same."""
+        world = self.a_world(budget=4)
+        world.kube.edit(PIPELINE, NS, "z", lambda body: body.__setitem__("status", {"conditions": "of old"}))
+        await world.reconcile("p")
+        found = world.condition("PlacementFeasible")
+        assert found is not None
+        assert exceeds("team", "cpu", 3, 4, 3) in found["message"]
+
     async def test_tenants_that_cannot_be_read_stop_nothing(self) -> None:
         world = self.a_world(budget=0)
 

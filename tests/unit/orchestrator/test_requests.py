@@ -213,6 +213,7 @@ async def test_an_unanswered_abort_gives_its_place_back(rig: Rig) -> None:
     handle = rig.orchestrator.submit(a_call("text"))
     await thinker.submitted.wait()
     handle.cancel("client_disconnect")
+    assert rig.bound == 1, "the place is the replica's until it answers, or its time is over"
     await eventually(lambda: rig.bound == 0)
 
 

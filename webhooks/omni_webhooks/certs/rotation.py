@@ -40,9 +40,8 @@ def server_context() -> ssl.SSLContext:
     """TLS of the webhook server. `load_pair` may be called again at any time; open connections keep what they have."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.num_tickets = (
-        0  # each connection carries one call: nobody comes back with a ticket, and they are half the work
-    )
+    # Each connection carries one call: nobody comes back with a ticket, and they are half the work.
+    context.num_tickets = 0
     return context
 
 
