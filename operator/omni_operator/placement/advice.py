@@ -13,7 +13,9 @@ from omni_operator.placement import changes
 from omni_operator.placement.budgets import over_budget, over_quota
 from omni_operator.placement.changes import NODE_KINDS, Change
 from omni_operator.placement.demand import ENTRY, PodDemand, human
+from omni_operator.placement.edits import last_words
 from omni_operator.placement.evaluate import Facts, evaluate
+from omni_operator.placement.obey import obey_rules
 from omni_operator.placement.question import Question
 from omni_operator.placement.shapes import add_nodes, node_shapes
 from omni_operator.placement.types import ConstraintKind, Feasible, Fix, Infeasible
@@ -23,6 +25,7 @@ MAX_CHANGES = 4
 MAX_FIXES = 3
 MAX_TRIES, MANY_KINDS, FEWER_TRIES = 120, 100, 30  # admission waits for the advice: less of it on very mixed clusters
 MAX_ADDED_NODES = 64
+MAX_STRAIGHT = 12
 
 
 @dataclass(slots=True)
@@ -65,7 +68,7 @@ def advise(question: Question, facts: Facts, most: int = MAX_FIXES, *, nodes: bo
                 texts.add(key)
                 reached = tries.ask(change.question)
                 if reached is None:
-                    return tuple(fixes)
+                    return tuple(fixes) or (_straight(question, facts) if nodes else ())
                 steps = (*state.steps, change)
                 if isinstance(reached.verdict, Feasible):
                     fixes.append(_fix(steps))
@@ -76,7 +79,33 @@ def advise(question: Question, facts: Facts, most: int = MAX_FIXES, *, nodes: bo
         if fixes:
             return tuple(fixes)
         frontier = following[:8]
-    return ()
+    return _straight(question, facts) if nodes else ()
+
+
+def _straight(question: Question, facts: Facts) -> tuple[Fix, ...]:
+    """Where much is wrong at once: one way out, by what cures each constraint alone. Not the smallest, but it was tried."""
+    state, tries = _State(question, facts, ()), _Tries(MAX_STRAIGHT)
+    while isinstance(state.facts.verdict, Infeasible):
+        change = _cure(state)
+        reached = tries.ask(change.question) if change is not None else None
+        if change is None or reached is None:
+            return ()
+        state = _State(change.question, reached, (*state.steps, change))
+    return (_fix(state.steps),)
+
+
+def _cure(state: _State) -> Change | None:
+    """What always takes one constraint away: more quota, more budget, nodes for all pods of a group; else the first idea."""
+    verdict = state.facts.verdict
+    assert isinstance(verdict, Infeasible)
+    found = _candidates(state, _Tries(0), nodes=False)
+    if verdict.constraint.kind in NODE_KINDS:
+        groups = _groups(state, verdict)
+        shape = next(iter(node_shapes(state.question, groups[0])), None) if groups else None
+        return add_nodes(state.question, groups[0], shape, max(1, groups[0].replicas)) if shape else None
+    if verdict.constraint.kind in (ConstraintKind.QUOTA, ConstraintKind.TENANT_BUDGET):
+        return list(found)[-1]
+    return next(found, None)
 
 
 def grow(question: Question, facts: Facts) -> tuple[Question, Feasible] | None:
@@ -118,7 +147,7 @@ def _fix(steps: tuple[Change, ...]) -> Fix:
     last = steps[-1].question
     single = steps[0] if len(steps) == 1 else None
     return Fix(
-        text="; ".join(s.text for s in steps),
+        text=last_words(s.text for s in steps),
         plan=last.plan,
         cluster=last.cluster,
         path=single.path if single else "",
@@ -135,7 +164,7 @@ def _candidates(state: _State, tries: _Tries, nodes: bool) -> Iterator[Change]:
     elif kind is ConstraintKind.SHARED_DEVICE:
         yield from changes.unshare(question, verdict)
     elif kind is ConstraintKind.INCOMPATIBLE:
-        yield from changes.obey_rules(question, verdict)
+        yield from obey_rules(question, verdict)
     elif kind is ConstraintKind.QUOTA:
         yield from _fewer(state, tries)
         yield from _fewer_devices(state)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from omni_operator.placement.devices import DeviceSpec
+from omni_operator.placement.edits import said, said_spread, with_argument, with_class, with_tensor
 from omni_operator.placement.memory import max_model_len
 from omni_operator.placement.question import Question, replace_stage
 from omni_operator.placement.types import ConstraintKind, Infeasible, StageMemory
-from omni_runtime.deploy.plan import ResolvedPlan, StagePlan
+from omni_runtime.deploy.plan import StagePlan
 from omni_runtime.deploy.quantity import parse_quantity
 from omni_runtime.topology.engines import ENGINES
 from omni_runtime.topology.types import EngineKind
@@ -39,11 +39,7 @@ Maker = Callable[[Question, StagePlan, StageMemory], Change | None]
 # ------------------------------------------------------------------------------------------------ memory
 def raise_fraction(question: Question, stage: StagePlan, memory: StageMemory) -> Change | None:
     """As much of the device as the stage needs, if its neighbours leave it."""
-    others = sum(
-        s.device.memory_fraction
-        for s in question.plan.stages
-        if s.pod_group == stage.pod_group and s.name != stage.name and s.device.resource_name
-    )
+    others = sum(s.device.memory_fraction for s in _neighbours(question, stage))
     fraction = math.ceil(100 * memory.need / memory.capacity) / 100 if memory.capacity else 2.0
     if stage.device.resource_name is None or fraction + others > 1 or fraction <= stage.device.memory_fraction:
         return None
@@ -70,10 +66,20 @@ def lower_length(question: Question, stage: StagePlan, memory: StageMemory) -> C
     now = max_model_len(stage, question.part(stage))
 
     def with_length(blocks: int) -> StagePlan:
-        return _with_argument(stage, "max_model_len", str(blocks * MIN_LENGTH))
+        return with_argument(stage, "max_model_len", str(blocks * MIN_LENGTH))
 
     best = _largest(1, (now - 1) // MIN_LENGTH, lambda n: _fits(question, with_length(n)))
     return None if best is None else _argument(question, stage, "max_model_len", str(best * MIN_LENGTH))
+
+
+def lower_cache(question: Question, stage: StagePlan, memory: StageMemory) -> Change | None:
+    """A cache of a stated size: what the rest leaves of the device."""
+    stated = dict(stage.engine_args).get("kv_cache_memory_bytes")
+    if stated is None or stage.engine is not EngineKind.AR_VLLM:
+        return None
+    left = (int(stated) - memory.missing) // QUARTER_GIB * QUARTER_GIB
+    change = _argument(question, stage, "kv_cache_memory_bytes", str(left)) if left > 0 else None
+    return change and _if_fits(question, change, stage)
 
 
 def smaller_cache_type(question: Question, stage: StagePlan, memory: StageMemory) -> Change | None:
@@ -94,11 +100,24 @@ def raise_tensor(question: Question, stage: StagePlan, memory: StageMemory) -> C
     while tensor <= MAX_TENSOR:
         split = not part.heads or (part.heads % tensor == 0 and (not part.kv_heads or part.kv_heads % tensor == 0
                                                                   or tensor % part.kv_heads == 0))  # fmt: skip
-        changed = _with_tensor(stage, tensor)
+        changed = with_tensor(stage, tensor)
         if split and _fits(question, changed):
             return _spread_over(question, changed)
         tensor *= 2
     return None
+
+
+def whole_devices(question: Question, stage: StagePlan, memory: StageMemory) -> Change | None:
+    """All that the neighbours leave of each device, and as many devices as it then takes."""
+    free = 1 - sum(s.device.memory_fraction for s in _neighbours(question, stage))
+    fraction = math.floor(100 * min(free, 0.95)) / 100
+    if stage.device.resource_name is None or fraction <= stage.device.memory_fraction:
+        return None
+    device = msgspec.structs.replace(stage.device, memory_fraction=fraction)
+    first = _changed(question, stage, "accelerator.memoryFraction", f"{fraction:g}", device=device)
+    wide = first.question.plan.stage(stage.name)
+    second = raise_tensor(first.question, wide, memory) or other_class(first.question, wide, memory)
+    return second and Change(f"{first.text}; {second.text}", second.question, stage=stage.name)
 
 
 def other_class(question: Question, stage: StagePlan, memory: StageMemory) -> Change | None:
@@ -119,7 +138,7 @@ def raise_ram(question: Question, stage: StagePlan, memory: StageMemory) -> Chan
 
 
 MEMORY_MAKERS: tuple[Maker, ...] = (
-    raise_fraction, lower_concurrency, lower_length, smaller_cache_type, raise_tensor, other_class, raise_ram,
+    raise_fraction, lower_concurrency, lower_length, lower_cache, smaller_cache_type, raise_tensor, other_class, raise_ram,
 )  # fmt: skip
 
 
@@ -131,12 +150,15 @@ def memory_changes(question: Question, verdict: Infeasible) -> Iterator[Change]:
         if change is not None and change.text not in offered:
             offered.add(change.text)
             yield change
+    last = None if offered else _cure(question, verdict, (*MEMORY_MAKERS, whole_devices), None)
+    if last is not None:
+        yield last
 
 
-def _cure(question: Question, verdict: Infeasible, makers: tuple[Maker, ...], lead: Maker) -> Change | None:
+def _cure(question: Question, verdict: Infeasible, makers: tuple[Maker, ...], lead: Maker | None) -> Change | None:
     texts: list[str] = []
     first: Change | None = None
-    led = False
+    led = lead is None
     for name in verdict.constraint.stages:
         stage = question.plan.stage(name)
         memory = question.memory(stage)
@@ -165,13 +187,13 @@ def class_changes(question: Question, stage: StagePlan) -> Iterator[Change]:
             continue
         plan = question.plan
         for member in plan.pod_groups()[stage.pod_group]:
-            plan = replace_stage(plan, _with_class(member, now, device))
+            plan = replace_stage(plan, with_class(member, now, device))
         changed = question.with_plan(plan)
         if all(_fits(changed, s) for s in plan.pod_groups()[stage.pod_group]):
             path = f"{question.path(stage.name)}.accelerator.class"
-            yield Change(
-                f"set accelerator.class of {stage.name} to {device.name}", changed, path, device.name, stage.name
-            )
+            members = plan.pod_groups()[stage.pod_group]
+            text = "; ".join(said(question, member, "accelerator.class", device.name) for member in members)
+            yield Change(text, changed, path, device.name, stage.name)
 
 
 # ------------------------------------------------------------------------------------------------ other constraints
@@ -186,7 +208,7 @@ def unshare(question: Question, verdict: Infeasible) -> Iterator[Change]:
             if fraction < stage.device.memory_fraction:
                 device = msgspec.structs.replace(stage.device, memory_fraction=fraction)
                 plan = replace_stage(plan, msgspec.structs.replace(stage, device=device))
-                texts.append(f"set accelerator.memoryFraction of {name} to {fraction:g}")
+                texts.append(said(question, stage, "accelerator.memoryFraction", f"{fraction:g}"))
     if texts:
         yield Change("; ".join(texts), question.with_plan(plan))
     last = question.plan.stage(verdict.constraint.stages[-1])
@@ -198,44 +220,6 @@ def unshare(question: Question, verdict: Infeasible) -> Iterator[Change]:
         path = f"{question.path(last.name)}.podGroup"
         text = f"remove podGroup of {last.name}, so that it has pods and devices of its own"
         yield Change(text, question.with_plan(msgspec.structs.replace(alone, edges=edges)), path, "", last.name)
-
-
-def obey_rules(question: Question, verdict: Infeasible) -> Iterator[Change]:
-    """All violated rules at once: each has one answer that is always right."""
-    plan, texts = question.plan, []
-    for error in verdict.errors:
-        changed = _obey(question.with_plan(plan), error.path, error.fix)
-        if changed is None:
-            return
-        plan = changed
-        texts.append(f"{error.path}: {error.fix}")
-    yield Change("; ".join(dict.fromkeys(texts)), question.with_plan(plan))
-
-
-def _obey(question: Question, path: str, fix: str) -> ResolvedPlan | None:
-    plan = question.plan
-    if path == "spec.entry.port":
-        return msgspec.structs.replace(plan, entry=msgspec.structs.replace(plan.entry, port=8000))
-    stage = next((s for s in plan.stages if path.startswith(f"{question.path(s.name)}.")), None)
-    if stage is None:
-        return None
-    field = path.removeprefix(f"{question.path(stage.name)}.")
-    number = next((int(w) for w in fix.replace(",", " ").split() if w.isdigit()), 1)
-    if field == "accelerator.class":
-        change = next(class_changes(question, stage), None)
-        return change.question.plan if change else None
-    if field == "parallelism.tensor":
-        return replace_stage(plan, _with_tensor(stage, number))
-    if field == "parallelism.pipeline":
-        device = msgspec.structs.replace(stage.device, count=stage.tensor_parallel * number)
-        return replace_stage(plan, msgspec.structs.replace(stage, pipeline_parallel=number, device=device))
-    if field == "engineArgs[name=max_model_len]":
-        return replace_stage(plan, _with_argument(stage, "max_model_len", str(number)))
-    if field == "engineArgs[name=dtype]":
-        return replace_stage(plan, _with_argument(stage, "dtype", "bfloat16"))
-    if field.startswith("engineArgs[name="):
-        return replace_stage(plan, _with_argument(stage, field.removeprefix("engineArgs[name=").rstrip("]"), None))
-    return None
 
 
 def fewer_replicas(question: Question, group: str, fits: Callable[[Question], bool]) -> Change | None:
@@ -271,7 +255,7 @@ def lower_tensor(question: Question, group: str) -> Iterator[Change]:
     for stage in question.plan.pod_groups().get(group, ()):
         tensor = stage.tensor_parallel // 2
         while tensor >= 1 and stage.tensor_parallel > 1:
-            changed = _with_tensor(stage, tensor)
+            changed = with_tensor(stage, tensor)
             if _fits(question, changed):
                 yield _spread_over(question, changed)
             tensor //= 2
@@ -317,6 +301,12 @@ def ignore_domain(question: Question) -> Change:
 
 
 # ------------------------------------------------------------------------------------------------ helpers
+def _neighbours(question: Question, stage: StagePlan) -> list[StagePlan]:
+    """Stages that share its devices."""
+    members = question.plan.pod_groups()[stage.pod_group]
+    return [s for s in members if s.name != stage.name and s.device.resource_name]
+
+
 def _fits(question: Question, stage: StagePlan) -> bool:
     memory = question.memory(stage)
     return memory is not None and memory.missing == 0
@@ -344,42 +334,18 @@ def _changed(question: Question, stage: StagePlan, field: str, value: str, **fie
 
 
 def _replaced(question: Question, stage: StagePlan, field: str, value: str) -> Change:
-    plan = replace_stage(question.plan, stage)
-    shown = field.removeprefix("engineArgs[name=").removesuffix("]")
-    text = f"set {shown} of {stage.name} to {value}"
+    plan, text = replace_stage(question.plan, stage), said(question, stage, field, value)
     return Change(text, question.with_plan(plan), f"{question.path(stage.name)}.{field}", value, stage.name)
 
 
 def _spread_over(question: Question, stage: StagePlan) -> Change:
-    """Tensor parallelism and the number of devices are one decision, and may stand in the spec as two fields."""
-    at = question.path(stage.name)
-    text = f"set parallelism.tensor of {stage.name} to {stage.tensor_parallel}, and accelerator.count to {stage.device.count}"
-    plan = replace_stage(question.plan, stage)
+    at, plan = question.path(stage.name), replace_stage(question.plan, stage)
+    text = said_spread(question, stage)
     return Change(text, question.with_plan(plan), f"{at}.parallelism.tensor", str(stage.tensor_parallel), stage.name)
 
 
 def _argument(question: Question, stage: StagePlan, name: str, value: str) -> Change:
-    return _replaced(question, _with_argument(stage, name, value), f"engineArgs[name={name}]", value)
-
-
-def _with_argument(stage: StagePlan, name: str, value: str | None) -> StagePlan:
-    arguments = {k: v for k, v in stage.engine_args if k != name}
-    if value is not None:
-        arguments[name] = value
-    return msgspec.structs.replace(stage, engine_args=tuple(sorted(arguments.items())))
-
-
-def _with_tensor(stage: StagePlan, tensor: int) -> StagePlan:
-    device = msgspec.structs.replace(stage.device, count=tensor * stage.pipeline_parallel)
-    return msgspec.structs.replace(stage, tensor_parallel=tensor, device=device)
-
-
-def _with_class(stage: StagePlan, old: DeviceSpec | None, new: DeviceSpec) -> StagePlan:
-    """The class of a stage and the labels of its nodes: the old class's go, the stage's own stay."""
-    dropped = set((old.node_selector if old else None) or {})
-    selector = {k: v for k, v in stage.node_selector if k not in dropped} | dict(new.node_selector or {})
-    device = msgspec.structs.replace(stage.device, device_class=new.name, resource_name=new.resource_name)
-    return msgspec.structs.replace(stage, device=device, node_selector=tuple(sorted(selector.items())))
+    return _replaced(question, with_argument(stage, name, value), f"engineArgs[name={name}]", value)
 
 
 def _ram(stage: StagePlan) -> int:

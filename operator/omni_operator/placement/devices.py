@@ -42,7 +42,8 @@ class DeviceSpec:
     source: str = ""
 
     def supports(self, dtype: str) -> bool:
-        family = "fp8" if dtype.startswith(("fp8", "float8")) else "fp4" if "fp4" in dtype else dtype
+        families = (("fp8", "fp8"), ("float8", "fp8"), ("int8", "int8"))
+        family = "fp4" if "fp4" in dtype else next((f for word, f in families if dtype.startswith(word)), dtype)
         return family in self.dtypes
 
 

@@ -105,7 +105,7 @@ def _counted_vram(labels: Mapping[str, str]) -> str | None:
 
 
 def _positive(text: str | None) -> int:
-    return int(text) if text and text.isdigit() else 0
+    return int(text) if text and re.fullmatch("[0-9]{1,9}", text) else 0
 
 
 def slice_inventory(slices: Iterable[Mapping[str, Any]]) -> dict[str, tuple[DeviceInventory, ...]]:

@@ -96,6 +96,18 @@ def concurrent_requests(memory: StageMemory) -> float | None:
     return (memory.budget - memory.need + kv) / kv
 
 
+def least_cache(stage: StagePlan, part: ModelPart, device: DeviceSpec) -> tuple[int, int] | None:
+    """(bytes of the KV cache that are set aside, bytes of one request of full length) on each device of a vLLM stage;
+    None where the engine takes what is left."""
+    on_cpu = stage.device.resource_name is None
+    stated = dict(stage.engine_args).get("kv_cache_memory_bytes") or (str(CPU_KV_BYTES) if on_cpu else None)
+    if stage.engine is not EngineKind.AR_VLLM or stated is None or not part.layers:
+        return None
+    load = _Load(stage, _as_loaded(stage, part), device, parallelism_of(stage), device.usable)
+    tokens = workspace.batched_tokens(load.arguments, load.capacity)
+    return int(stated), _one_request(load, max_model_len(stage, part), tokens)
+
+
 def max_model_len(stage: StagePlan, part: ModelPart | None) -> int:
     stated = dict(stage.engine_args).get("max_model_len")
     if stated:

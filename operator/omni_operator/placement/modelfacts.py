@@ -11,6 +11,7 @@ GIB = 1 << 30
 DTYPE_BYTES: dict[str, float] = {
     "float32": 4, "fp32": 4, "bfloat16": 2, "bf16": 2, "float16": 2, "fp16": 2, "half": 2,
     "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "float8_e4m3fn": 1, "int8": 1, "fp4": 0.5, "nvfp4": 0.5, "int4": 0.5,
+    "fp8_inc": 1, "fp8_per_token_head": 1.04, "int8_per_token_head": 1.04,  # a float32 beside each head's 128 elements
 }  # fmt: skip
 
 

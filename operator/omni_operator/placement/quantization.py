@@ -42,7 +42,7 @@ def weight_factor(quantization: Mapping[str, Any], dtype: str) -> tuple[float, s
 
 def named_factor(name: str, dtype: str) -> float | None:
     """Of vLLM's `quantization` argument, which quantizes while loading; None where the name says no size."""
-    bits = _BITS.get(name.lower())
+    bits = next((size for scheme, size in _BITS.items() if scheme in name.lower()), None)  # awq_marlin, fp8_per_block
     return None if bits is None else bits / (8 * dtype_bytes(dtype))
 
 

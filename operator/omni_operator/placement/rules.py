@@ -8,15 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from omni_crds.v1alpha1.runtimeprofile import AcceleratorVendor
+from omni_operator.placement.edits import with_tensor
+from omni_operator.placement.memory import least_cache, max_model_len
+from omni_operator.placement.modelfacts import GIB
 from omni_operator.placement.question import Question
 from omni_operator.placement.types import PlacementWarning
 from omni_operator.resources.stage_pod import engine_port
+from omni_runtime.deploy.overlay import PIPELINE
 from omni_runtime.deploy.plan import (
     ENTRY_CONTROL_PORT,
     SIDECAR_DATA_PORT,
     SIDECAR_HTTP_PORT,
     StagePlan,
 )
+from omni_runtime.deploy.quantity import parse_quantity
 from omni_runtime.errors import FieldError
 from omni_runtime.topology.types import EngineKind
 
@@ -82,10 +87,12 @@ def tensor_divides_heads(question: Question, stage: StagePlan) -> Iterator[Findi
     part, tensor = question.part(stage), stage.tensor_parallel
     if part is None or tensor == 1 or not part.heads:
         return
-    path = f"{question.path(stage.name)}.parallelism.tensor"
-    fitting = [n for n in range(1, part.heads + 1) if part.heads % n == 0 and _kv_fits(part.kv_heads, n)]
+    derived = question.plan.origins.get(f"stages.{stage.name}.parallelism.tensor") == f"{PIPELINE} accelerator.count"
+    path = f"{question.path(stage.name)}.{'accelerator.count' if derived else 'parallelism.tensor'}"
     if part.heads % tensor or not _kv_fits(part.kv_heads, tensor):
-        near = sorted(sorted(fitting, key=lambda n: abs(n - tensor))[:3])
+        dividing = [n for n in range(1, part.heads + 1) if part.heads % n == 0 and _kv_fits(part.kv_heads, n)]
+        fitting = [n for n in dividing if _fits(question, with_tensor(stage, n))]
+        near = sorted(sorted(fitting or dividing, key=lambda n: abs(n - tensor))[:3])
         problem = f"the model has {part.heads} attention heads and {part.kv_heads} key-value heads"
         yield FieldError(path, str(tensor), problem, f"use one of {', '.join(map(str, near))}")
     elif part.kv_heads < tensor:
@@ -114,6 +121,42 @@ def length_is_known_to_the_model(question: Question, stage: StagePlan) -> Iterat
         yield FieldError(
             _argument_path(question, stage, "max_model_len"), stated, problem, f"use at most {part.max_positions}"
         )
+
+
+def step_holds_every_request(question: Question, stage: StagePlan) -> Iterator[Finding]:
+    """vLLM refuses to start when one step cannot take a token of each request, or a whole prompt that may not be cut."""
+    arguments = dict(stage.engine_args)
+    stated = arguments.get("max_num_batched_tokens")
+    if stated is None or stage.engine is not EngineKind.AR_VLLM:
+        return
+    length = max_model_len(stage, question.part(stage))
+    whole = length if arguments.get("enable_chunked_prefill") == "false" else 0
+    least = max(stage.max_concurrency, whole)
+    if int(stated) < least:
+        what = "a whole prompt, since prompts are not cut" if whole == least else "one token of each request"
+        problem = f"a step has to hold {what}: {least} tokens"
+        path = _argument_path(question, stage, "max_num_batched_tokens")
+        yield FieldError(path, stated, problem, f"use at least {least}, or remove it")
+
+
+def cache_holds_a_request(question: Question, stage: StagePlan) -> Iterator[Finding]:
+    """vLLM refuses to start with a KV cache that is too small for one request of full length."""
+    device, part = question.device(stage), question.part(stage)
+    found = least_cache(stage, part, device) if device is not None and part is not None else None
+    if found is not None and found[0] < found[1]:
+        problem = f"one request of {max_model_len(stage, part)} positions takes {found[1]}"
+        path = _argument_path(question, stage, "kv_cache_memory_bytes")
+        yield FieldError(path, str(found[0]), problem, f"use at least {found[1]}, or a smaller max_model_len")
+
+
+def offloaded_weights_have_room(question: Question, stage: StagePlan) -> Iterator[Finding]:
+    """Weights that stay in host memory are in the memory of the container, once for each device."""
+    stated = float(dict(stage.engine_args).get("cpu_offload_gb", 0))
+    room = int(parse_quantity(stage.memory)) / GIB
+    if stated * stage.device.count > room:
+        problem = f"{stated * stage.device.count:g} GiB for {stage.device.count} devices, and resources.memory is {stage.memory}"
+        fix = f"use at most {int(room / stage.device.count)}, or raise resources.memory"
+        yield FieldError(_argument_path(question, stage, "cpu_offload_gb"), f"{stated:g}", problem, fix)
 
 
 def ports_do_not_meet(question: Question) -> Iterator[Finding]:
@@ -156,6 +199,9 @@ STAGE_RULES: tuple[StageRule, ...] = (
     tensor_divides_heads,
     pipeline_has_layers,
     length_is_known_to_the_model,
+    step_holds_every_request,
+    cache_holds_a_request,
+    offloaded_weights_have_room,
 )
 
 
@@ -173,6 +219,11 @@ def check_rules(question: Question) -> tuple[tuple[FieldError, ...], tuple[Place
 
 def _kv_fits(heads: int, tensor: int) -> bool:
     return not heads or heads % tensor == 0 or tensor % heads == 0
+
+
+def _fits(question: Question, stage: StagePlan) -> bool:
+    memory = question.memory(stage)
+    return memory is None or not memory.missing
 
 
 def _argument_path(question: Question, stage: StagePlan, name: str) -> str:

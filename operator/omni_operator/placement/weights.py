@@ -31,7 +31,7 @@ def device_bytes(part: ModelPart, parallel: Parallelism) -> int:
     layered = dense / parallel.tensor + part.expert_bytes / expert_ranks + part.replicated_bytes
     # With several pipeline ranks the first has the embedding and the last the head: half of both, roughly.
     ends = part.first_last_bytes / parallel.tensor / (1 if parallel.pipeline == 1 else 2)
-    return math.ceil(layered / stages + ends) - part.cpu_bytes
+    return max(0, math.ceil(layered / stages + ends) - part.cpu_bytes)
 
 
 def with_arguments(part: ModelPart, dtype: str | None, quantization: str | None, offload_gb: float) -> ModelPart:

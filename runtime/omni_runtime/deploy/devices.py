@@ -96,7 +96,8 @@ def _counts(
         1,
     )
     if not spreads and max(count, ways) > 1:
-        where = "accelerator.count" if count > 1 else "parallelism"
+        stated_ways = "parallelism.tensor" if tensor > 1 else "parallelism.pipeline"
+        where = "accelerator.count" if (asked_count or 1) > 1 else stated_ways
         problem = f"engine {node.template.engine} runs on one device"
         bad.add(f"{node.path}.{where}", max(count, ways), problem, "use 1, and raise the stage's replicas instead")
     elif count < ways:

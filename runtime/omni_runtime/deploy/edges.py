@@ -167,5 +167,6 @@ def _connector(
             if chosen not in offered:
                 names = ", ".join(c.value for c in offered)
                 problem = f"runtime profile {stage.profile!r} of stage {stage.name} offers only {names}"
-                bad.add(path, chosen.value, problem, f"use {names}, or another runtime profile")
+                works = [c.value for c in offered if together or c is not ConnectorType.SHARED_MEMORY]
+                bad.add(path, chosen.value, problem, f"use {', '.join(works) or 'Auto'}, or another runtime profile")
     return chosen.value

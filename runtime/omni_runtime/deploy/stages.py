@@ -66,6 +66,14 @@ def resolve_stage(
     )
     if devices is None:
         return None
+    if PayloadContract.THINKER_HIDDEN in gives and devices.pipeline > 1:
+        problem = "the next stage needs hidden states, and they are read where the first layers are"
+        bad.add(f"{node.path}.parallelism.pipeline", devices.pipeline, problem, "use 1, and tensor for more devices")
+    if devices.plan.resource_name is None and dict(engine_args).get("enable_sleep_mode") == "true":
+        problem = "a stage on the CPU has no device memory to give back"
+        bad.add(
+            f"{node.path}.engineArgs[name=enable_sleep_mode]", "true", problem, "remove it, or scale the stage down"
+        )
     images, cache, probes = profile.spec.images, profile.spec.model_cache, profile.spec.probes
     for field in ("image", "connectorImage", "env", "probes", "modelCache"):
         origins.note(f"{key}.{field}", from_profile)

@@ -97,6 +97,17 @@ def _int(name: str, minimum: float = 1, maximum: float | None = None) -> ArgSpec
 
 
 _DTYPE = ArgSpec("dtype", ArgType.STR, choices=("auto", "float32", "bfloat16", "float16"))
+# Of vLLM's own words those whose size the memory model knows; with any other the engine ends when it starts.
+_KV_CACHE_TYPES = (
+    "auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc",
+    "fp8_per_token_head", "int8_per_token_head", "nvfp4",
+)  # fmt: skip
+_QUANTIZATIONS = (
+    "awq", "auto_awq", "awq_marlin", "compressed-tensors", "deepseek_v4_fp8", "experts_int8", "fbgemm_fp8", "fp8",
+    "fp8_per_block", "fp8_per_channel", "fp8_per_tensor", "fp_quant", "gpt_oss_mxfp4", "gptq", "auto_gptq", "gptq_marlin",
+    "humming", "inc", "int8_per_channel_weight_only", "modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8",
+    "moe_wna16", "mxfp4", "mxfp8", "nvfp4_per_token", "online", "quark", "torchao",
+)  # fmt: skip
 # Every stage worker reads these, whatever its engine.
 _WORKER = (_int("seed", 0), _int("threads", 1, 1024), ArgSpec("chunk_deadline_s", ArgType.FLOAT, 0, 86_400))
 
@@ -144,8 +155,8 @@ _VLLM_ARGS = (
     _int("kv_cache_memory_bytes", 1 << 20),
     _int("max_logprobs", 0, 1000),
     ArgSpec("block_size", ArgType.INT, 1, 256),
-    ArgSpec("kv_cache_dtype", ArgType.STR),
-    ArgSpec("quantization", ArgType.STR),
+    ArgSpec("kv_cache_dtype", ArgType.STR, choices=_KV_CACHE_TYPES),
+    ArgSpec("quantization", ArgType.STR, choices=_QUANTIZATIONS),
     ArgSpec("load_format", ArgType.STR),
     ArgSpec("tokenizer", ArgType.STR),
     ArgSpec("attention_backend", ArgType.STR),

@@ -141,7 +141,7 @@ edges: [{from: a, to: b}]""",
     ),
     pytest.param(
         QWEN + "edges: [{from: talker, to: code2wav, connector: {type: Mooncake}}]",
-        "spec.edges[0].connector.type", "Mooncake", "offers only SharedMemory, TCP", "use SharedMemory, TCP",
+        "spec.edges[0].connector.type", "Mooncake", "offers only SharedMemory, TCP", "use TCP, or",
         id="Mooncake where the profile does not list it",
     ),
     pytest.param(
@@ -253,6 +253,31 @@ stages:
         QWEN + "stages: [{name: talker, accelerator: {class: nvidia-l4, count: 2}}]",
         "spec.stages[0].accelerator.count", "2", "runs on one device", "replicas",
         id="an engine that cannot spread",
+    ),
+    pytest.param(
+        QWEN + "stages: [{name: talker, parallelism: {tensor: 2}}]",
+        "spec.stages[0].parallelism.tensor", "2", "runs on one device", "replicas",
+        id="an engine that cannot spread, asked for by its parallelism",
+    ),
+    pytest.param(
+        QWEN + "stages: [{name: thinker, parallelism: {pipeline: 2}}]",
+        "spec.stages[0].parallelism.pipeline", "2", "the next stage needs hidden states", "use 1",
+        id="pipeline ranks where hidden states are read",
+    ),
+    pytest.param(
+        SMOL + "stages: [{name: thinker, engineArgs: [{name: enable_sleep_mode, value: 'true'}]}]",
+        "spec.stages[0].engineArgs[name=enable_sleep_mode]", "true", "no device memory", "remove it",
+        id="sleep mode on the CPU",
+    ),
+    pytest.param(
+        QWEN + "stages: [{name: thinker, engineArgs: [{name: kv_cache_dtype, value: banana}]}]",
+        "spec.stages[0].engineArgs[0].value", "banana", "kv_cache_dtype is of type str", "fp8_e4m3",
+        id="a type of the cache that vLLM does not know",
+    ),
+    pytest.param(
+        QWEN + "stages: [{name: thinker, engineArgs: [{name: quantization, value: banana}]}]",
+        "spec.stages[0].engineArgs[0].value", "banana", "quantization is of type str", "compressed-tensors",
+        id="a quantization that vLLM does not know",
     ),
     pytest.param(
         QWEN + "stages: [{name: talker, scheduling: {nodeSelector: {gpu: l4}}}]",

@@ -77,8 +77,8 @@ def test_every_value_that_the_spec_can_set_has_an_origin() -> None:
 
 
 def test_parallelism_alone_asks_for_its_devices() -> None:
-    thinker = resolved(QWEN + "stages: [{name: thinker, parallelism: {tensor: 2, pipeline: 2}}]").stage("thinker")
-    assert (thinker.device.count, thinker.tensor_parallel, thinker.pipeline_parallel) == (4, 2, 2)
+    thinker = resolved(QWEN + "stages: [{name: thinker, parallelism: {tensor: 4}}]").stage("thinker")
+    assert (thinker.device.count, thinker.tensor_parallel, thinker.pipeline_parallel) == (4, 4, 1)
 
 
 class TestPods:

@@ -51,6 +51,12 @@ CASES: dict[str, tuple[Question, type, str]] = {
     "pipeline_has_layers": (a_question(a_plan(writer(", parallelism: {pipeline: 40}"))), FieldError, "parallelism.pipeline"),
     "length_is_known_to_the_model": (
         a_question(a_plan(writer(args(max_model_len=500_000)))), FieldError, "max_model_len"),
+    "step_holds_every_request": (
+        a_question(a_plan(writer(args(max_num_batched_tokens=16) + ", maxConcurrency: 17"))), FieldError, "max_num_batched_tokens"),
+    "cache_holds_a_request": (
+        a_question(a_plan(writer(args(kv_cache_memory_bytes=1 << 20)))), FieldError, "kv_cache_memory_bytes"),
+    "offloaded_weights_have_room": (
+        a_question(a_plan(writer(args(cpu_offload_gb=1000)))), FieldError, "cpu_offload_gb"),
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -47,3 +47,12 @@ def test_flags_that_have_another_place_exist_too(vllm_args: dict[str, Any]) -> N
         "kv_transfer_config",
     ):
         assert name in refused & set(vllm_args)
+
+
+def test_closed_lists_are_of_the_words_that_vllm_knows() -> None:
+    cache, quantization = (
+        pytest.importorskip(name) for name in ("vllm.config.cache", "vllm.model_executor.layers.quantization")
+    )
+    ours = {a.name: set(a.choices) for a in ENGINES[EngineKind.AR_VLLM].args}
+    assert ours["kv_cache_dtype"] <= set(get_args(cache.CacheDType))
+    assert ours["quantization"] == set(quantization.QUANTIZATION_METHODS)
