@@ -8,6 +8,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
 from omni_runtime.errors import FieldError, InvalidRequest, OmniError
@@ -66,34 +67,45 @@ def error_response(error: OmniError) -> Response:
 def invalid_fields(error: ValidationError) -> InvalidRequest:
     """Every violation with its path, value and what would be right."""
     problems = []
-    for item in error.errors(include_url=False, include_context=False)[:20]:
-        shown = (
-            item["input"]
-            if isinstance(item["input"], str | int | float | bool | None)
-            else type(item["input"]).__name__
-        )
-        problems.append(str(FieldError(_path(item["loc"]), str(shown)[:80], *_advice(item["type"], item["msg"]))))
+    for item in error.errors(include_url=False)[:20]:
+        value, path = item["input"], _path(item["loc"])
+        if item["type"] in ("union_tag_invalid", "union_tag_not_found"):
+            path, value = f"{path}.type", item.get("ctx", {}).get("tag", "")
+        shown = value if isinstance(value, str | int | float | bool | None) else type(value).__name__
+        problems.append(str(FieldError(path, str(shown)[:80], *_advice(item))))
     return InvalidRequest("; ".join(problems))
 
 
 def _path(location: tuple[int | str, ...]) -> str:
     path = ""
-    for step in location:
+    for i, step in enumerate(location):
         if isinstance(step, int):
             path += f"[{step}]"
-        elif not (step.startswith(("list[", "constrained-", "nullable", "function-")) or step in _UNION_TAGS):
+        elif not (_names_a_branch(step) or (i and isinstance(location[i - 1], int) and step in PART_TYPES)):
             path += f".{step}" if path else step
     return path or "body"
 
 
-#: Names that pydantic puts into a location for the branch of a union; no field of a request has them.
-_UNION_TAGS = frozenset({"str", "none"})
+def _names_a_branch(step: str) -> bool:
+    """What pydantic puts into a location for the branch of a union; no field of a request has such a name."""
+    return step in ("str", "none") or step.startswith(("list[", "constrained-", "nullable", "function-"))
 
 
-def _advice(kind: str, message: str) -> tuple[str, str]:
-    if kind == "missing":
-        return "is missing", "add it"
-    text = message.removeprefix("Value error, ")
+#: `type` of a content part, which stands in a location behind the part's number.
+PART_TYPES = frozenset("text input_text output_text input_audio image_url input_image audio_url video_url".split())
+
+
+def _advice(item: ErrorDetails) -> tuple[str, str]:
+    match item["type"]:
+        case "missing":
+            return "is missing", "add it"
+        case "union_tag_not_found":
+            return "is missing", "send an object that says what it is"
+        case "union_tag_invalid":
+            return "unknown type", f"use {item['ctx']['expected_tags']}"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return "not an object", "send a JSON object"
+    text = item["msg"].removeprefix("Value error, ")
     if ";" in text:
         problem, _, fix = text.partition(";")
         return problem, fix.strip()

@@ -35,8 +35,8 @@ async def build_inputs(
     for i, message in enumerate(messages):
         role = "system" if message.role == "developer" else message.role
         content = message.content
-        if content is None or isinstance(content, str):
-            built.append({"role": role, "content": content or ""})
+        if isinstance(content, str):
+            built.append({"role": role, "content": content})
             continue
         parts = []
         for j, part in enumerate(content):

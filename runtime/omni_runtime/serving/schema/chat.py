@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, Tag, model_validator
 
 from omni_runtime.serving.schema.common import (
     LOGIT_FIELDS,
@@ -13,6 +13,7 @@ from omni_runtime.serving.schema.common import (
     NO_TOOLS,
     ONE_CHOICE,
     PLAIN_TEXT_ONLY,
+    TEXT_OR_LIST,
     Refused,
     Sampling,
     StreamOptions,
@@ -68,11 +69,11 @@ ContentPart = Annotated[
 
 class ChatMessage(Value):
     role: Literal["system", "developer", "user", "assistant"]
-    content: (
-        Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)]
-        | Annotated[list[ContentPart], Field(max_length=MAX_PARTS)]
-        | None
-    ) = None
+    content: Annotated[
+        Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS), Tag("str")]
+        | Annotated[list[ContentPart], Field(max_length=MAX_PARTS), Tag("list[]")],
+        TEXT_OR_LIST,
+    ] = ""
 
     @model_validator(mode="after")
     def _has_content(self) -> ChatMessage:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from functools import cache
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from omni_runtime.errors import FieldError
 
@@ -23,6 +33,17 @@ def _voice_by_id(value: Any) -> Any:
 VoiceName = Annotated[
     str, BeforeValidator(_voice_by_id), Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
 ]
+
+
+def _form(value: Any) -> str | None:
+    return "str" if isinstance(value, str) else "list[]" if isinstance(value, list) else None
+
+
+#: For a field that is either a text, tagged "str", or a list, tagged "list[]": what is wrong is said of the one that was
+#: sent, and not of both.
+TEXT_OR_LIST = Discriminator(
+    _form, custom_error_type="text_or_list", custom_error_message="is neither text nor a list; send one of them"
+)
 
 
 class Value(BaseModel):
@@ -47,6 +68,26 @@ class Common(Value):
     model: str | None = Field(default=None, max_length=256)
     user: str | None = Field(default=None, max_length=128)  # requests of one user may meet the same replicas
     timeout_seconds: float | None = Field(default=None, gt=0.0, le=86_400.0, allow_inf_nan=False)  # extension
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python takes it for 1."""
+        annotation: Any = cls.model_fields[str(info.field_name)].annotation
+        inner = _types_in(annotation)
+        if inner & {int, float} and _is_or_holds_truth(value) and not (str in inner and isinstance(value, bool)):
+            raise ValueError("a boolean is not a number; send a number")
+        return value
+
+
+def _is_or_holds_truth(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, list) and any(map(_is_or_holds_truth, value)))
+
+
+@cache
+def _types_in(annotation: Any) -> frozenset[Any]:
+    """Of a field's annotation: int and list of `list[int] | None`, without what its models hold."""
+    return frozenset({annotation}).union(*(_types_in(part) for part in get_args(annotation)))
 
 
 class Sampling(Common):
@@ -84,6 +125,14 @@ def first_refused(body: dict[str, Any], rules: Iterable[Refused]) -> FieldError 
     return None
 
 
+def _no_penalty(value: Any) -> bool:
+    return value == 0 and value is not False
+
+
+def _one(value: Any) -> bool:
+    return value == 1 and value is not True
+
+
 def _plain_text(value: Any) -> bool:
     return bool(value == {"type": "text"})
 
@@ -91,9 +140,9 @@ def _plain_text(value: Any) -> bool:
 LOGIT_FIELDS = (
     Refused("logprobs", "log probabilities are not supported; leave the field out"),
     Refused("logit_bias", "logit_bias is not supported; leave the field out"),
-    Refused("presence_penalty", "only 0 is supported"),
-    Refused("frequency_penalty", "only 0 is supported"),
+    Refused("presence_penalty", "only 0 is supported", allowed=_no_penalty),
+    Refused("frequency_penalty", "only 0 is supported", allowed=_no_penalty),
 )
-ONE_CHOICE = Refused("n", "one choice per request; send n requests", allowed=lambda n: n == 1)
+ONE_CHOICE = Refused("n", "one choice per request; send n requests", allowed=_one)
 NO_TOOLS = Refused("tools", "tools are not supported; leave the field out")
 PLAIN_TEXT_ONLY = Refused("response_format", 'only {"type": "text"} is supported', allowed=_plain_text)

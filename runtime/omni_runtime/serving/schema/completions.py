@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, Tag, field_validator
 
 from omni_runtime.serving.schema.common import (
     LOGIT_FIELDS,
     MAX_TEXT_CHARACTERS,
     MAX_TOKENS,
     ONE_CHOICE,
+    TEXT_OR_LIST,
     Refused,
     Sampling,
     StreamOptions,
@@ -20,7 +21,11 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_leng
 
 
 class CompletionRequest(Sampling):
-    prompt: Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARACTERS)] | TokenIds
+    prompt: Annotated[
+        Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARACTERS), Tag("str")]
+        | Annotated[TokenIds, Tag("list[]")],
+        TEXT_OR_LIST,
+    ]
     max_tokens: int = Field(default=16, ge=1, le=MAX_TOKENS)
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False  # extension
@@ -38,7 +43,7 @@ class CompletionRequest(Sampling):
 
 REFUSED = (
     ONE_CHOICE,
-    Refused("best_of", "one choice per request; leave the field out", allowed=lambda n: n == 1),
+    Refused("best_of", "one choice per request; leave the field out", allowed=ONE_CHOICE.allowed),
     Refused("echo", "the prompt is not repeated; leave the field out"),
     Refused("suffix", "text is only continued; leave the field out"),
     *LOGIT_FIELDS,

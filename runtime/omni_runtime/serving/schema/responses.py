@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
 from omni_runtime.serving.schema.chat import (
     MAX_MESSAGES,
@@ -22,6 +22,7 @@ from omni_runtime.serving.schema.common import (
     MAX_TEXT_CHARACTERS,
     MAX_TOKENS,
     NO_TOOLS,
+    TEXT_OR_LIST,
     Refused,
     Value,
 )
@@ -57,10 +58,11 @@ InputPart = Annotated[InputText | InputImage | InputSound, Field(discriminator="
 class InputMessage(Value):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: (
-        Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARACTERS)]
-        | Annotated[list[InputPart], Field(min_length=1, max_length=MAX_PARTS)]
-    )
+    content: Annotated[
+        Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARACTERS), Tag("str")]
+        | Annotated[list[InputPart], Field(min_length=1, max_length=MAX_PARTS), Tag("list[]")],
+        TEXT_OR_LIST,
+    ]
 
     def as_message(self) -> ChatMessage:
         content = self.content if isinstance(self.content, str) else [part.as_part() for part in self.content]
@@ -70,10 +72,11 @@ class InputMessage(Value):
 class ResponseRequest(Spoken):
     """`modalities` and `audio` are an extension."""
 
-    input: (
-        Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARACTERS)]
-        | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    )
+    input: Annotated[
+        Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARACTERS), Tag("str")]
+        | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES), Tag("list[]")],
+        TEXT_OR_LIST,
+    ]
     instructions: str | None = Field(default=None, max_length=MAX_TEXT_CHARACTERS)
     max_output_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
