@@ -1,4 +1,4 @@
-"""Arrivals of the four traces, as requests of the simulator.
+"""Arrivals of the traces, as requests of the simulator.
 
 What the traces do not have is made up, and said here: which requests ask for audio (each with AUDIO_SHARE, drawn by
 the seed), and how much audio an answer is (3.5 codec frames a token, as in the documented rows; at most a minute).
@@ -11,7 +11,7 @@ import gzip
 import json
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,9 @@ MIN_FRAMES, MAX_FRAMES = 25, 750
 
 CODE_COPIES, CODE_JITTER_SECONDS = 3, 3.0
 DAY_SECONDS = 86_400.0
-DIURNAL_SECONDS, DIURNAL_RATE = 10_800.0, 3.5
+SQUEEZED_SECONDS = 10_800.0
+EVERYBODY_RATE = 3.5
+NIGHT, DAYTIME = (0, 6), (9, 18)  # hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +76,39 @@ def _clients() -> tuple[Mapping[str, Any], ...]:
     return tuple(clients.values() if isinstance(clients, dict) else clients)
 
 
-def _day(numbers: random.Random) -> list[Arrival]:
+def _asleep_at_night(client: Mapping[str, Any]) -> bool:
+    """Half as many requests an hour by night as by day, or fewer: people, and no batch jobs."""
+
+    def hourly(hours: tuple[int, int]) -> float:
+        first, last = hours
+        return float(sum(w[1] for w in client["trace"] if first * 3600 <= w[0] < last * 3600)) / (last - first)
+
+    return hourly(NIGHT) < 0.5 * hourly(DAYTIME)
+
+
+def _daily(numbers: random.Random) -> list[Arrival]:
+    """Those that have a day and a night, at their own rate of 4.4 requests a second, 0.1 to 2.1 times that by the hour."""
+    return _day(numbers, tuple(c for c in _clients() if _asleep_at_night(c)), None)
+
+
+def _everybody(numbers: random.Random) -> list[Arrival]:
+    """All clients, thinned. Batch jobs fill the night: 0.6 to 1.35 times the mean by the hour."""
+    return _day(numbers, _clients(), EVERYBODY_RATE)
+
+
+def _day(numbers: random.Random, clients: Sequence[Mapping[str, Any]], rate: float | None) -> list[Arrival]:
     """ServeGen's rule: per client and window, n = ceil(rate * length) gaps from its distribution, stretched to fill it.
 
-    The day is pressed into three hours (its ramps are eight times as steep), the mean rate is 3.5 requests a second.
+    The day is pressed into three hours: its ramps are eight times as steep. rate: mean requests per second; None: as
+    the trace has it.
     """
-    clients = _clients()
     mean = sum(w[1] * 600.0 for c in clients for w in c["trace"]) / DAY_SECONDS
-    thin, squeeze = DIURNAL_RATE / mean, DIURNAL_SECONDS / DAY_SECONDS
+    thin, squeeze = (rate or mean) / mean, SQUEEZED_SECONDS / DAY_SECONDS
     arrivals: list[Arrival] = []
     for client in clients:
         draws = _draws(client["dataset"])
-        for start, rate, _, kind, shape, scale in client["trace"]:
-            expected = rate * 600.0 * thin * squeeze
+        for start, per_second, _, kind, shape, scale in client["trace"]:
+            expected = per_second * 600.0 * thin * squeeze
             count = int(expected) + (numbers.random() < expected % 1)
             if count == 0 or shape is None:
                 continue
@@ -123,7 +145,8 @@ TRACES_BY_NAME = {
     for t in (
         Trace("azure_conv", "smooth: 5.5 requests/s for 58 minutes", 1.5, _as_recorded("azure2023/conv.csv.gz")),
         Trace("azure_code", "bursts: 7.7 requests/s in bursts of minutes, gaps between them", 1.5, _copies),
-        Trace("servegen", "a day with images in three hours, 3.5 requests/s", 1.5, _day),
+        Trace("servegen", "people's day with images in three hours, 4.4 requests/s", 1.5, _daily),
+        Trace("servegen_all", "the same day with the batch jobs of the night, 3.5 requests/s", 1.5, _everybody),
         Trace(
             "mooncake", "long prompts: 3.4 requests/s for 59 minutes", 3.0, _as_recorded("mooncake/conversation.csv.gz")
         ),

@@ -6,14 +6,17 @@ over what it was while the objective held (before that: over what its prior prom
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from omni_operator.autoscale.capacity import Learned, first_work, share_mean
+from omni_operator.autoscale.histogram import Histogram
 from omni_operator.autoscale.types import Objectives, Spec, StageFleet, StageSpec, Window
 
 MISSES = 0.05  # share of requests that may be slower than a p95
 ENOUGH = 5.0  # observations below which a percentile is anecdote
+BEYOND_CHANCE = 1.28  # standard deviations: of windows that are as good as promised, one in ten looks worse
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +39,22 @@ def find_breach(spec: Spec, window: Window, fleet: Mapping[str, StageFleet], lea
     if ratio > 1.0:
         return Breach("queue", ratio, _fullest(spec, window, fleet))
     target = objectives.ttfp_p95_seconds
-    if target is not None and window.ttfp.count >= ENOUGH and window.ttfp.share_above(target) > MISSES:
+    if target is not None and _missed(window.ttfp, target):
         stage, excess = blame_latency(spec, window, fleet, learned)
         return Breach("ttfp", (window.ttfp.quantile(0.95) or target) / target, stage, excess)
     pace = objectives.rtf_p95
-    if pace is not None and window.rtf.count >= ENOUGH and window.rtf.share_above(pace) > MISSES:
+    if pace is not None and _missed(window.rtf, pace):
         return Breach("rtf", (window.rtf.quantile(0.95) or pace) / pace, blame_pace(spec, window, learned))
     return Breach()
+
+
+def _missed(seen: Histogram, limit: float) -> bool:
+    """More are slower than a p95 allows, and more than so many requests would be by chance."""
+    if seen.count < ENOUGH:
+        return False
+    allowed = MISSES * seen.count
+    chance = BEYOND_CHANCE * math.sqrt(allowed * (1.0 - MISSES))
+    return seen.share_above(limit) * seen.count > allowed + chance
 
 
 def blame_latency(

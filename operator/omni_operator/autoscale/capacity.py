@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from omni_operator.autoscale.histogram import Histogram
 from omni_operator.autoscale.types import Prior, StageSpec, StageWindow
 
 KEEP = 0.95  # weight of what was known, per window: a memory of 20 windows
@@ -56,8 +57,10 @@ class Learned:
     first: float = 0.0  # mean computing share of TTFP, in step times
     wait: float = 0.0  # mean waiting share of TTFP at the engine, seconds per squared batch
     transfer: float = 0.0  # mean, seconds
-    share: float = 0.0  # mean of its share of TTFP, seconds
-    spread: float = 0.0  # p95 of its share less that mean, seconds
+    computing: float = 0.0  # mean of its share of TTFP, seconds
+    computing_spread: float = 0.0  # p95 of that less the mean
+    waiting: float = 0.0
+    waiting_spread: float = 0.0
     healthy: float = 0.0  # mean share of TTFP while the objective held, seconds
     pace: float = 0.0  # seconds per unit while the objective held
     cold: tuple[float, ...] = ()  # the last cold starts, seconds
@@ -130,14 +133,15 @@ def learn(
             first=_blend(learned.first, _near(learned.first, computed / step), 0.1 * trust),
             # Waiting falls much faster with more replicas than computing does; the square is what a burst in front of
             # a replica shows: half as many come to it, and each waits for half as many.
-            wait=_ease(learned.wait, queued / max(smooth, MIN_BATCH) ** 2, 0.1 * trust),
+            wait=_ease(learned.wait, queued / max(smooth, MIN_BATCH) ** 2, 0.03 * trust),
         )
-        spread = max(0.0, (seen.compute.quantile(0.95) or 0.0) - (seen.compute.mean or 0.0))
-        spread += max(0.0, (seen.queue.quantile(0.95) or 0.0) - (seen.queue.mean or 0.0))
+        slowly = 0.02 * trust
         updated = replace(
             updated,
-            share=_blend(learned.share, share, 0.05 * trust),
-            spread=_blend(learned.spread, spread, 0.05 * trust),
+            computing=_blend(learned.computing, computed, slowly),
+            computing_spread=_blend(learned.computing_spread, _spread(seen.compute), slowly),
+            waiting=_blend(learned.waiting, queued, slowly),
+            waiting_spread=_blend(learned.waiting_spread, _spread(seen.queue), slowly),
         )
     if moved is not None:
         updated = replace(updated, transfer=_blend(learned.transfer, moved, 0.1))
@@ -169,20 +173,35 @@ def idle_seconds(learned: Learned) -> float:
     return max(0.0, learned.held - learned.busy) / learned.done if learned.done >= 1 else 0.0
 
 
-def tail_factors(stages: Sequence[Learned]) -> tuple[float, ...]:
-    """By how much a stage's mean share has to be raised, so that the sum of all is the p95 of the whole.
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Factors on the two parts of a stage's mean share, so that the sum of all stages is the p95 of the whole."""
 
-    Delays of different stages are nearly independent: their spreads add up as squares, and each stage answers for its
-    part of that sum (Euler's allocation). A thinker with a few long prompts has a small mean and a large part.
+    computing: float = 1.0
+    waiting: float = 1.0
+
+
+def tails(stages: Sequence[Learned]) -> tuple[Tail, ...]:
+    """Delays of different stages, and waiting and computing, are nearly independent: their spreads add up as squares,
+    and each answers for its part of that sum (Euler's allocation). A thinker with a few long prompts has a small mean
+    and a large part; what of it is the prompts' own computing no replica takes away, what is waiting behind them does.
     """
-    whole = math.sqrt(sum(s.spread**2 for s in stages))
-    return tuple(1.0 + (s.spread**2 / whole / s.share if whole > 0 and s.share > 0 else 0.0) for s in stages)
+    whole = math.sqrt(sum(s.computing_spread**2 + s.waiting_spread**2 for s in stages))
+
+    def factor(mean: float, spread: float) -> float:
+        return 1.0 + (spread**2 / whole / mean if whole > 0 and mean > 0 else 0.0)
+
+    return tuple(Tail(factor(s.computing, s.computing_spread), factor(s.waiting, s.waiting_spread)) for s in stages)
 
 
 def cold_start(learned: Learned, prior: Prior) -> float:
     """Seconds until nine of ten new replicas serve."""
     known = sorted((*learned.cold, prior.cold_start_seconds))
     return known[min(len(known) - 1, int(0.9 * len(known)))]
+
+
+def _spread(seen: Histogram) -> float:
+    return max(0.0, (seen.quantile(0.95) or 0.0) - (seen.mean or 0.0))
 
 
 def _near(known: float, seen: float) -> float:

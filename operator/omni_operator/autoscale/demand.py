@@ -11,8 +11,8 @@ from omni_operator.autoscale.types import Tuning
 
 FAST_SECONDS = 30.0
 SLOW_SECONDS = 120.0
-TREND_SECONDS = 300.0
-TREND_SIGMAS = 2.0  # a slope below this many standard errors is noise
+TREND_SECONDS = (300.0, 900.0)  # a steep rise is seen early, a slow one above its noise late
+TREND_SIGMAS = 1.5  # a slope below this many standard errors is noise
 MAX_HORIZON_SECONDS = 420.0
 BURST_BIN_SECONDS = 60.0
 BURSTY = 10.0  # variance over mean of requests per minute: Poisson has 1
@@ -55,7 +55,8 @@ def estimate(samples: Sequence[LoadSample], stage: int, tuning: Tuning, horizon:
     choices = [(slow, "now")]
     if burst:
         choices.append((fast, "burst"))
-    choices.append((slow + _growth(samples, stage, now, min(horizon, MAX_HORIZON_SECONDS)), "trend"))
+    growth = max(_growth(samples, stage, now - s, min(horizon, MAX_HORIZON_SECONDS)) for s in TREND_SECONDS)
+    choices.append((slow + growth, "trend"))
     choices.append((_remembered(samples, stage, now, tuning), "memory"))
     planned, source = max(choices, key=lambda c: c[0])
     return Demand(slow, fast, planned + waiting / SLOW_SECONDS, dispersion, burst, source)
@@ -83,9 +84,9 @@ def _dispersion(counts: Sequence[float]) -> float:
     return min(MAX_DISPERSION, max(1.0, squares / mean))
 
 
-def _growth(samples: Sequence[LoadSample], stage: int, now: float, horizon: float) -> float:
+def _growth(samples: Sequence[LoadSample], stage: int, since: float, horizon: float) -> float:
     """Requests per second by which the load will have grown after `horizon`; 0 where no growth is certain."""
-    points = [(s.end - now, s.arrivals[stage] / s.seconds) for s in samples if s.end > now - TREND_SECONDS]
+    points = [(s.end - since, s.arrivals[stage] / s.seconds) for s in samples if s.end > since]
     if len(points) < 8:
         return 0.0
     n = len(points)

@@ -130,8 +130,8 @@ class Tuning:
     scale_down_seconds: float = 300.0  # the highest wish of this long counts
     reversal_seconds: float = 600.0  # after a change of direction, no shrinking for so long (T24)
     idle_seconds: float = 300.0  # without any request, before a stage may go to zero
-    margin: float = 0.85  # shrink only if the objectives hold at this share of themselves
-    shrink_share: float = 0.5  # of what could go, so much goes at once: the model is least sure of what it has not seen
+    margin: float = 0.75  # shrink only if the objectives hold at this share of themselves
+    shrink_share: float = 0.3  # of what could go, so much goes at once: the model is least sure of what it has not seen
     confidence: float = 1.64  # standard deviations above the mean load that are planned for
     burst_ratio: float = 2.0  # recent load over longer load that makes a burst
     memory_seconds: float = 1800.0  # how long a burst is remembered

@@ -15,7 +15,7 @@ from omni_operator.autoscale.capacity import (
     fit,
     idle_seconds,
     learn,
-    tail_factors,
+    tails,
     work_per_request,
 )
 from omni_operator.autoscale.demand import Demand, LoadSample, estimate
@@ -177,7 +177,7 @@ def loads_of(view: View, lows: Sequence[int], highs: Sequence[int]) -> list[Stag
 def load_of(spec: Spec, state: State, index: int, rate: float, dispersion: float, low: int, high: int) -> StageLoad:
     """A stage under `rate` requests per second, as far as it is known."""
     stage, known = spec.stages[index], state.learned[index]
-    factor = state.caution[index] * tail_factors(state.learned)[index]
+    caution, tail = state.caution[index], tails(state.learned)[index]
     # Without a promise on TTFP, a queue as long as the objective allows is fine, and replicas can be fuller.
     waiting_is_fine = 0 if spec.objectives.ttfp_p95_seconds is not None else (spec.objectives.queue_per_replica or 0)
     return StageLoad(
@@ -185,8 +185,8 @@ def load_of(spec: Spec, state: State, index: int, rate: float, dispersion: float
         fit=fit(known, stage.prior, stage.slots),
         rate=rate * work_per_request(known, stage.prior),
         bound=rate * idle_seconds(known),
-        first=first_work(known, stage.prior) * factor,
-        wait=known.wait * factor,
+        first=first_work(known, stage.prior) * caution * tail.computing,
+        wait=known.wait * caution * tail.waiting,
         transfer=known.transfer,
         dispersion=dispersion,
         low=low,
