@@ -58,6 +58,11 @@ class WebhookProcess:
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        """As a node that dies, or memory that runs out: nobody is told."""
+        self.process.kill()
+        self.process.wait(30)
+
     def metric(self, name: str) -> float:
         """Sum of all series of a metric."""
         lines = self.get("/metrics")[1].splitlines()
@@ -201,6 +206,7 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._next = 0
         self._ready: list[WebhookProcess] = list(backends)
+        self.turned_away = 0  # connections that no process took: it was gone, and still an endpoint
         self._pipes: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._started = threading.Event()
@@ -214,6 +220,9 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
+
+    def leads_to(self, backend: WebhookProcess) -> bool:
+        return backend in self._ready
 
     def replace(self, old: WebhookProcess, new: WebhookProcess) -> None:
         self._backends[self._backends.index(old)] = new
@@ -254,6 +263,7 @@ class Proxy:
         try:
             other_reader, other_writer = await asyncio.open_connection("127.0.0.1", backend.port)
         except OSError:
+            self.turned_away += 1
             writer.close()
             return
         await asyncio.gather(_copy(reader, other_writer), _copy(other_reader, writer), return_exceptions=True)

@@ -44,19 +44,10 @@ def test_no_call_fails_for_a_reason_other_than_a_rule(
         before = tls(kube, installed)
         numbers, outcomes, over = itertools.count(), [], threading.Event()
 
-        def create(own: Kube, number: int) -> str:
-            """What became of one create; every fifth is one that a rule refuses."""
-            body = wrong(namespace, f"p{number}") if number % 5 == 0 else pipeline(namespace, f"p{number}")
-            try:
-                own.create(body)
-                return CREATED
-            except Refused as error:
-                return REFUSED if error.status == 422 and "[InvalidSpec]" in str(error.causes) else str(error)
-
         def client() -> None:
             own = Kube(kubeconfig)
             while not over.is_set() or len(outcomes) < creates:
-                outcomes.append(create(own, next(numbers)))
+                outcomes.append(_create(own, namespace, next(numbers)))
 
         def disturb() -> None:
             try:
@@ -83,6 +74,70 @@ def test_no_call_fails_for_a_reason_other_than_a_rule(
         assert counted[REFUSED] == sum(number % 5 == 0 for number in range(len(outcomes)))
         loaded = [e for e in replicas[1].events() if e["event"] == "certificate.loaded"]
         assert len(loaded) == 2, "the storm saw the old and the new certificate"
+
+
+@pytest.mark.parametrize(
+    "creates", [pytest.param(100, id="100"), pytest.param(1000, id="1000", marks=pytest.mark.long)]
+)
+def test_a_killed_replica_costs_the_calls_that_it_had(
+    kube: Kube, kubeconfig: Path, tmp_path: Path, namespace: str, creates: int
+) -> None:
+    """SIGKILL says nothing to anybody, and the API server asks nobody twice: lost are the calls that the replica was
+    answering, and those that are still led to it. From the moment at which it is no endpoint any more, none (T53)."""
+    installed = Installed(kube, timeout_seconds=CALL_SECONDS)
+    options = (*installed.options(), *ROTATION, "--ignore-nodes")
+    with ExitStack() as stack:
+        replicas = [stack.enter_context(webhook_process(kubeconfig, tmp_path / f"{i}.log", *options)) for i in range(2)]
+        proxy = stack.enter_context(Proxy(list(replicas)))
+        stack.callback(installed.remove)
+        installed.apply(proxy.port)
+        for replica in replicas:
+            wait_ready(replica)
+        numbers, over = itertools.count(), threading.Event()
+        outcomes: list[tuple[float, float, str]] = []  # when it began and ended, what became of it
+        killed: list[float] = []  # when, and when no connection was led there any more
+
+        def client() -> None:
+            own = Kube(kubeconfig)
+            while not over.is_set() or len(outcomes) < creates:
+                began, number = time.monotonic(), next(numbers)
+                outcome = _create(own, namespace, number)
+                outcomes.append((began, time.monotonic(), outcome))
+
+        def disturb() -> None:
+            try:
+                _wait(lambda: len(outcomes) > creates // 3)
+                killed.append(time.monotonic())
+                replicas[0].kill()
+                _wait(lambda: not proxy.leads_to(replicas[0]))
+                killed.append(time.monotonic())
+                _wait(lambda: sum(began > killed[1] for began, *_ in outcomes) > creates // 3)
+            finally:
+                over.set()
+
+        with ThreadPoolExecutor(THREADS + 1) as pool:
+            disturbing = pool.submit(disturb)
+            for each in [pool.submit(client) for _ in range(THREADS)]:
+                each.result()
+            disturbing.result()
+        lost = [each for each in outcomes if each[2] not in (CREATED, REFUSED)]
+        print(
+            f"{len(outcomes)} creates, {len(lost)} lost; {proxy.turned_away} turned away in {killed[1] - killed[0]:.2f} s"
+        )
+        assert all("failed calling webhook" in outcome for *_, outcome in lost), lost
+        assert len(lost) <= THREADS + proxy.turned_away, "what it was answering, and what was led to it afterwards"
+        assert [ended for _, ended, _ in lost if ended < killed[0]] == [], "none before"
+        assert [began for began, _, _ in lost if began > killed[1]] == [], "the next calls are answered"
+
+
+def _create(kube: Kube, namespace: str, number: int) -> str:
+    """What became of one create; every fifth is one that a rule refuses."""
+    body = wrong(namespace, f"p{number}") if number % 5 == 0 else pipeline(namespace, f"p{number}")
+    try:
+        kube.create(body)
+        return CREATED
+    except Refused as error:
+        return REFUSED if error.status == 422 and "[InvalidSpec]" in str(error.causes) else str(error)
 
 
 def tls(kube: Kube, installed: Installed) -> Certificates:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import ssl
 from datetime import UTC, datetime, timedelta
 
@@ -9,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omni_operator.errors import AlreadyExists, Conflict, NotFound
+from omni_operator.kinds import JsonObject, Kind
 from omni_webhooks.certs import keys, state
 from omni_webhooks.certs.keys import BadCertificate
-from omni_webhooks.certs.rotation import Served, load_pair, server_context
+from omni_webhooks.certs.rotation import MUTATING, VALIDATING, SelfManaged, Served, load_pair, server_context
 from omni_webhooks.certs.state import Certificates, Timing, decode, encode, next_step
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -204,3 +208,59 @@ def test_pem_that_does_not_fit_together_is_refused() -> None:
         keys.load(keys.Pair(one.serving.cert, other.serving.key))
     with pytest.raises(ssl.SSLError):
         load_pair(server_context(), keys.Pair(one.serving.cert, other.serving.key))
+
+
+class SharedApi:
+    """Compare-and-swap as the API server does it. The first two to read a configuration read it before either writes."""
+
+    def __init__(self) -> None:
+        body = {"metadata": {"resourceVersion": "1"}, "webhooks": [{"name": "a", "clientConfig": {}}]}
+        self._stored: dict[str, JsonObject] = {kind.kind: copy.deepcopy(body) for kind in (VALIDATING, MUTATING)}
+        self._readers = 0
+        self._both = asyncio.Event()
+        self.conflicts = 0
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> JsonObject:
+        if kind.kind not in self._stored:
+            raise NotFound(name)
+        found = copy.deepcopy(self._stored[kind.kind])
+        if kind == VALIDATING:
+            self._readers += 1
+            if self._readers >= 2:
+                self._both.set()
+            await self._both.wait()
+        return found
+
+    async def create(self, kind: Kind, namespace: str | None, body: JsonObject) -> JsonObject:
+        if kind.kind in self._stored:
+            raise AlreadyExists("there is one")
+        self._stored[kind.kind] = {**body, "metadata": {**body["metadata"], "resourceVersion": "1"}}
+        return copy.deepcopy(self._stored[kind.kind])
+
+    async def replace(self, kind: Kind, namespace: str | None, name: str, body: JsonObject) -> JsonObject:
+        now = self._stored[kind.kind]["metadata"]["resourceVersion"]
+        if body["metadata"]["resourceVersion"] != now:
+            self.conflicts += 1
+            raise Conflict("somebody was faster")
+        self._stored[kind.kind] = {**body, "metadata": {**body["metadata"], "resourceVersion": str(int(now) + 1)}}
+        return copy.deepcopy(self._stored[kind.kind])
+
+
+async def test_who_loses_the_race_for_a_configuration_is_ready_in_the_same_round() -> None:
+    """Else it would not be ready until its next look, and the other one may be the one that stops (T53)."""
+    api = SharedApi()
+    replicas = [
+        SelfManaged(
+            api,  # type: ignore[arg-type]
+            Served(),
+            namespace="default",
+            secret="tls",
+            configurations=((VALIDATING, "omni"), (MUTATING, "omni")),
+            hosts=HOSTS,
+            poll_seconds=1.0,
+        )
+        for _ in range(2)
+    ]
+    await asyncio.wait_for(asyncio.gather(*(replica.sync() for replica in replicas)), 30)
+    assert api.conflicts >= 1, "there was a race"
+    assert all(r._installed is not None for r in replicas)

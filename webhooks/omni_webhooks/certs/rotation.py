@@ -34,6 +34,7 @@ MUTATING = Kind(
 # On the Secret: somebody wants a new authority now, whatever the calendar says.
 ROTATE_ANNOTATION = f"{GROUP}/rotate"
 POLL_SECONDS = 5.0
+MAX_CONFLICTS = 5
 
 
 def server_context() -> ssl.SSLContext:
@@ -178,25 +179,33 @@ class SelfManaged:
             SECRET, self._namespace, self._secret, {**secret, "metadata": metadata, "data": data}
         )
 
+    async def _install_in(self, kind: Kind, name: str, encoded: str) -> bool:
+        """Whether a configuration carries it now. All replicas write it at the same moment: who loses looks again at once,
+        since it would not be ready until its next round, while the other one may be the one that stops."""
+        for _ in range(MAX_CONFLICTS):
+            configuration = await self._kube.get(kind, None, name)
+            if _carry(configuration, encoded):
+                return True
+            for webhook in configuration.get("webhooks") or ():
+                webhook["clientConfig"] = {**webhook["clientConfig"], "caBundle": encoded}
+            try:
+                await self._kube.replace(kind, None, name, configuration)
+            except Conflict:
+                continue
+            logs.info("certificates.installed", configuration=name)
+            return True
+        return False
+
     async def _install(self, bundle: bytes) -> None:
         """Put the trusted authorities into every webhook of every configuration, and note since when they are there."""
         encoded = base64.b64encode(bundle).decode()
         complete = True
         for kind, name in self._configurations:
             try:
-                configuration = await self._kube.get(kind, None, name)
-                if not _carry(configuration, encoded):
-                    complete = False
-                    for webhook in configuration.get("webhooks") or ():
-                        webhook["clientConfig"] = {**webhook["clientConfig"], "caBundle": encoded}
-                    await self._kube.replace(kind, None, name, configuration)
-                    complete = True
-                    logs.info("certificates.installed", configuration=name)
+                complete &= await self._install_in(kind, name, encoded)
             except NotFound:
                 complete = False
                 self._problem = f"{kind.kind} {name} does not exist"
-            except Conflict:
-                complete = False
         if not complete:
             self._installed = None
         elif self._installed is None or self._installed[0] != bundle:
