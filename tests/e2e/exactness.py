@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from tests.unit.models.videos import a_video, noise
 from tests.unit.stages.qwen3_reference import Expected, Reference, tiny_model_path
 
 PROMPTS = 24
@@ -25,19 +26,19 @@ CONCURRENCY = 8
 TEXT_TOKENS = 16
 TALKER_TOKENS = 60
 PCM_TOLERANCE = 1e-4
-KINDS = ("text", "audio", "image")
+KINDS = ("text", "audio", "image", "video")
 SAMPLE_RATE = 16_000
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """kind cycles through KINDS; everything else follows from the number."""
+    """Everything follows from the number."""
 
     number: int
 
     @property
     def kind(self) -> str:
-        return KINDS[self.number % len(KINDS)]
+        return "video" if self.number % 4 == 3 else KINDS[self.number % 3]
 
     @property
     def text(self) -> str:
@@ -52,6 +53,10 @@ class Prompt:
         rng = np.random.default_rng(self.number)
         return rng.integers(0, 255, (32, 24 + 8 * (self.number % 2), 3), dtype=np.uint8)
 
+    def frames(self) -> np.ndarray:
+        """An odd number of them among the prompts, whose last one stands for two."""
+        return noise(2 + self.number % 3, 32, 24 + 8 * (self.number % 5), seed=self.number)
+
     def openai_messages(self) -> list[dict[str, Any]]:
         parts: list[dict[str, Any]] = [{"type": "text", "text": self.text}]
         if self.kind == "audio":
@@ -60,6 +65,9 @@ class Prompt:
         elif self.kind == "image":
             url = "data:image/png;base64," + base64.b64encode(_png(self.pixels())).decode()
             parts.insert(0, {"type": "image_url", "image_url": {"url": url}})
+        elif self.kind == "video":
+            url = "data:video/mp4;base64," + base64.b64encode(a_video(self.frames())).decode()
+            parts.insert(0, {"type": "video_url", "video_url": {"url": url}})
         return [{"role": "user", "content": parts}]
 
     def reference_inputs(self, reference: Reference) -> dict[str, Any]:
@@ -73,6 +81,8 @@ class Prompt:
             media["audio"] = [(self.tone() / 32_768).astype(np.float32)]
         elif self.kind == "image":
             media["images"] = [Image.fromarray(self.pixels())]
+        elif self.kind == "video":
+            media["videos"] = [self.frames()]
         return reference.inputs([{"role": "user", "content": parts}], **media)
 
 

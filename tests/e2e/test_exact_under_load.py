@@ -1,6 +1,6 @@
 """Exactness under load: whatever else is in the batch, in whichever replica, under whatever pressure on the KV cache.
 
-Text, audio and image prompts, text-only and spoken, cut off at different lengths, 1 to 16 in flight, against what
+Text, audio, image and video prompts, text-only and spoken, cut off at different lengths, 1 to 16 in flight, against what
 transformers gives for each alone (R22, R25, R27).
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.exactness import PROMPTS, TALKER_TOKENS, Prompt, Question, Row, compare_questions
+from tests.e2e.exactness import KINDS, PROMPTS, TALKER_TOKENS, Prompt, Question, Row, compare_questions
 from tests.e2e.local_run import ROOT, LocalRun
 from tests.unit.stages.qwen3_reference import Reference, tiny_model_path
 
@@ -69,7 +69,7 @@ def asked_under_load(url: str, reference: Reference, count: int) -> list[Row]:
 def assert_exact(rows: list[Row], count: int) -> None:
     assert len(rows) == count * len(IN_FLIGHT), "an answer for every question"
     assert [str(r) for r in rows if not r.exact] == []
-    assert {r.question.prompt.kind for r in rows} == {"text", "audio", "image"}
+    assert {r.question.prompt.kind for r in rows} == set(KINDS)
     assert any(not r.question.audio for r in rows)
     assert sum(r.frames for r in rows) > 3 * len(rows), "speech, not silence"
 

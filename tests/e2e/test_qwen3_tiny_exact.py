@@ -8,7 +8,7 @@ import pytest
 
 from omni_runtime.cli.kubectl import Kube, port_forward, wait_ready
 from tests.e2e.conftest import fresh_namespace
-from tests.e2e.exactness import PROMPTS, Prompt, Row, compare
+from tests.e2e.exactness import KINDS, PROMPTS, Prompt, Row, compare
 from tests.unit.stages.qwen3_reference import Reference, tiny_model_path
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.engine]
@@ -38,7 +38,7 @@ def rows(url: str, reference: Reference) -> list[Row]:
 def test_every_prompt_is_exact(rows: list[Row]) -> None:
     assert len(rows) == PROMPTS >= 24
     assert [str(r) for r in rows if not r.exact] == []
-    assert {r.question.prompt.kind for r in rows} == {"text", "audio", "image"}
+    assert {r.question.prompt.kind for r in rows} == set(KINDS)
     assert sum(r.frames for r in rows) > 100, "speech, not silence"
 
 

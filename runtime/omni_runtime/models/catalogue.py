@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -28,6 +29,7 @@ class PackagedModel:
     description: str
     topology: str
     builder: str  # "module:function", imported only when the model is built
+    version: int = 1  # of what the builder writes; a folder of another one is built again
 
     def load_builder(self) -> Builder:
         module, _, function = self.builder.partition(":")
@@ -46,6 +48,7 @@ PACKAGED: tuple[PackagedModel, ...] = (
         description="Qwen3-Omni architecture with seeded random weights (3 MB): proves exactness, says nothing",
         topology="qwen3_omni_moe",
         builder="omni_runtime.models.qwen3_omni_tiny:build_qwen3_omni_tiny",
+        version=2,  # the chat template knows video
     ),
 )
 
@@ -58,7 +61,12 @@ def packaged_model(name: str) -> PackagedModel:
 
 
 def is_prepared(name: str, root: Path) -> bool:
-    return (root / name / MARKER).is_file()
+    """False also for a folder that an earlier version of the builder wrote."""
+    try:
+        marker = json.loads((root / name / MARKER).read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+    return bool(marker.get("version", 1) == packaged_model(name).version)
 
 
 def prepare(name: str, root: Path, report: Report, *, force: bool = False) -> Path:
@@ -76,8 +84,10 @@ def prepare(name: str, root: Path, report: Report, *, force: bool = False) -> Pa
     work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
     try:
         model.load_builder()(work, report)
-        if not (work / MARKER).is_file():
+        marker = work / MARKER
+        if not marker.is_file():
             raise RuntimeError(f"the builder of {name} wrote no {MARKER}")
+        marker.write_text(json.dumps(json.loads(marker.read_text()) | {"version": model.version}, indent=2))
         _make_readable(work)
         if target.exists():
             if is_prepared(name, root) and not force:  # another preparer was faster

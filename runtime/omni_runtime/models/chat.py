@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from omni_runtime.errors import InvalidRequest
 from omni_runtime.models.media import SAMPLE_RATE, decode_audio, decode_image
+from omni_runtime.models.video import FRAMES_PER_SECOND, MAX_TAKEN_PIXELS, decode_video
 
 Message = Mapping[str, Any]
 
@@ -56,13 +59,29 @@ class TextChat:
         return ChatPrompt(prompt={"prompt_token_ids": [int(t) for t in ids["input_ids"]]})
 
 
-class Qwen3OmniChat:
-    """Text, audio and images; media become placeholder tokens that vLLM expands."""
+@dataclass(slots=True, eq=False)
+class _Media:
+    """What the parts of one request brought, in their order. video: uint8 [frames, height, width, 3] each."""
 
-    def __init__(self, model_path: str) -> None:
+    audio: list[Any] = field(default_factory=list)
+    images: list[Any] = field(default_factory=list)
+    videos: list[Any] = field(default_factory=list)
+
+    def pixels_left(self) -> int:
+        return MAX_TAKEN_PIXELS - sum(v.size // 3 for v in self.videos)
+
+
+class Qwen3OmniChat:
+    """Text, audio, images and video; media become placeholder tokens that vLLM expands.
+
+    options: of the processor, as vLLM has them in `mm_processor_kwargs`.
+    """
+
+    def __init__(self, model_path: str, options: Mapping[str, Any] | None = None) -> None:
         from transformers import AutoProcessor
 
         self._processor: Any = AutoProcessor.from_pretrained(model_path)
+        self._options = dict(options or {})
 
     @property
     def tokenizer(self) -> Any:
@@ -72,48 +91,71 @@ class Qwen3OmniChat:
         raise InvalidRequest("prompt: this model needs its chat template; use /v1/chat/completions")
 
     def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
-        audio: list[Any] = []
-        images: list[Any] = []
+        media = _Media()
         turns = [
             {
                 "role": m["role"],
-                "content": [self._part(p, f"messages[{i}].content[{j}]", audio, images) for j, p in parts],
+                "content": [self._part(p, f"messages[{i}].content[{j}]", media) for j, p in parts],
             }
             for i, m in enumerate(messages)
             for parts in [list(enumerate(_parts(m)))]
         ]
         text = self._processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-        media: dict[str, Any] = {}
+        data: dict[str, Any] = {}
         meta: dict[str, object] = {}
-        if audio:
-            media["audio"] = [(samples, SAMPLE_RATE) for samples in audio]
+        prompt: dict[str, Any] = {"prompt": text}
+        if media.audio:
+            data["audio"] = [(samples, SAMPLE_RATE) for samples in media.audio]
             extractor = self._processor.feature_extractor
             hop, limit = int(extractor.hop_length), int(extractor.n_samples)
-            meta["audio_lengths"] = mel_frames([min(len(samples), limit) for samples in audio], hop)
-        if images:
-            media["image"] = images
-            grid = self._processor.image_processor(images=images, return_tensors="np")["image_grid_thw"]
+            meta["audio_lengths"] = mel_frames([min(len(samples), limit) for samples in media.audio], hop)
+        if media.images:
+            data["image"] = media.images
+            grid = self._processor.image_processor(images=media.images, return_tensors="np")["image_grid_thw"]
             meta["image_grid_thw"] = [int(v) for v in grid.reshape(-1)]
-        prompt: dict[str, Any] = {"prompt": text}
-        if media:
-            prompt["multi_modal_data"] = media
+        if media.videos:
+            data["video"] = media.videos
+            grids = [self._video_grid(frames) for frames in media.videos]
+            meta["video_grid_thw"] = [v for grid, _ in grids for v in grid]
+            meta["video_second_per_grid"] = [seconds for _, seconds in grids]
+            prompt["mm_processor_kwargs"] = {"fps": float(FRAMES_PER_SECOND)}
+        if data:
+            prompt["multi_modal_data"] = data
         return ChatPrompt(prompt=prompt, row_meta=meta)
 
-    def _part(self, part: Message, where: str, audio: list[Any], images: list[Any]) -> dict[str, Any]:
+    def _part(self, part: Message, where: str, media: _Media) -> dict[str, Any]:
         match part.get("type"):
             case "text":
                 return {"type": "text", "text": str(part.get("text", ""))}
             case "audio":
-                audio.append(decode_audio(part["data"], where))
+                media.audio.append(decode_audio(part["data"], where))
                 return {"type": "audio"}
             case "image":
-                images.append(decode_image(part["data"], where))
+                media.images.append(decode_image(part["data"], where))
                 return {"type": "image"}
             case "video":
-                problem = "the talker's positions are not defined for video; send single frames as image_url"
-                raise InvalidRequest(f"{where}.type: 'video' is not supported: {problem}")
+                media.videos.append(decode_video(part["data"], where, media.pixels_left()))
+                return {"type": "video"}
             case kind:
-                raise InvalidRequest(f"{where}.type: {kind!r} is not supported; use text, input_audio or image_url")
+                fix = "use text, input_audio, image_url or video_url"
+                raise InvalidRequest(f"{where}.type: {kind!r} is not supported; {fix}")
+
+    def _video_grid(self, frames: np.ndarray) -> tuple[list[int], float]:
+        """[time, height, width] in patches, and the seconds between two of them, as vLLM gets them from the processor.
+
+        One frame says how all are scaled, unless the processor shares out a budget of pixels among them.
+        """
+        video = self._processor.video_processor
+        shared = getattr(video, "cap_pixels_per_frame", None) or self._options.get("cap_pixels_per_frame")
+        found = self._processor(
+            text=[self._processor.video_token],
+            videos=[frames if shared else frames[:1]],
+            return_tensors="np",
+            **{**self._options, "fps": float(FRAMES_PER_SECOND)},
+        )
+        _, height, width = (int(v) for v in found["video_grid_thw"][0])
+        steps = -(-len(frames) // int(video.temporal_patch_size))
+        return [steps, height, width], float(found["video_second_per_grid"][0])
 
 
 def check_ids(tokenizer: Any, ids: Sequence[int]) -> list[int]:
@@ -148,9 +190,10 @@ def mel_frames(samples: Sequence[int], hop: int) -> list[int]:
     return [min(-(-n // hop), most) for n in samples]
 
 
-def chat_family(topology: str, model_path: str) -> ChatFamily:
+def chat_family(topology: str, model_path: str, options: Mapping[str, Any] | None = None) -> ChatFamily:
+    """options: see `Qwen3OmniChat`; nothing to a model without media."""
     if topology.startswith("qwen3_omni"):
-        return Qwen3OmniChat(model_path)
+        return Qwen3OmniChat(model_path, options)
     return TextChat(model_path)
 
 

@@ -60,5 +60,5 @@ QWEN3_OMNI_MOE = Topology(
             chunk=ChunkDefaults(initial_frames=4, frames=25, left_context_frames=28),
         ),
     ),
-    inputs=("text", "audio", "image"),
+    inputs=("text", "audio", "image", "video"),
 )

@@ -69,6 +69,18 @@ def test_a_folder_of_a_crash_is_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "good" / "weights").read_text() == "x"
 
 
+@pytest.mark.usefixtures("packaged")
+def test_a_folder_of_an_earlier_version_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalogue.prepare("good", tmp_path, lambda _: None)
+    newer = catalogue.PackagedModel("good", "d", "t", f"{__name__}:build", version=2)
+    monkeypatch.setattr(catalogue, "PACKAGED", (newer,))
+    assert not catalogue.is_prepared("good", tmp_path)
+    for _ in range(2):
+        catalogue.prepare("good", tmp_path, lambda _: None)
+    assert len(built) == 2
+    assert catalogue.is_prepared("good", tmp_path)
+
+
 def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="smol-omni, qwen3-omni-tiny"):
         catalogue.prepare("gpt", tmp_path, lambda _: None)

@@ -20,7 +20,7 @@ from omni_runtime.models import catalogue
 from omni_runtime.protocol.payload import Payload
 
 MODEL = "qwen3-omni-tiny"
-
+VIDEO_SIZE = {"shortest_edge": 64, "longest_edge": 1024}  # pixels of a frame; of images it is the model's own
 
 CACHE = Path(tempfile.gettempdir()) / f"omni-test-{os.getuid()}"
 
@@ -38,16 +38,16 @@ class Expected:
     embed: np.ndarray  # [rows, hidden], rows = prompt + generated - 1
     hidden: np.ndarray
 
-    def payloads(self, sizes: int, grid: list[int] | None = None) -> list[Payload]:
-        """The thinker's edge: the prompt in one chunk, then `sizes` rows a chunk."""
+    def payloads(self, sizes: int, media: dict[str, object] | None = None) -> list[Payload]:
+        """The thinker's edge: the prompt in one chunk, then `sizes` rows a chunk. media: what it says of media."""
         rows, prompt = len(self.embed), len(self.prompt_ids)
         ids = np.asarray([*self.prompt_ids, *self.text_ids][:rows], dtype=np.int64)
         bounds = [0, *range(prompt, rows, sizes), rows]
         out = []
         for start, end in pairwise(bounds):
             meta: dict[str, object] = {"prompt_tokens": prompt} if start == 0 else {}
-            if start == 0 and grid:
-                meta["image_grid_thw"] = grid
+            if start == 0:
+                meta |= media or {}
             tensors = {n: v[start:end] for n, v in (("token_ids", ids), ("embed", self.embed), ("hidden", self.hidden))}
             out.append(Payload(start=start, rows=end - start, finished=end == rows, tensors=tensors, meta=meta))
         return out
@@ -60,6 +60,8 @@ class Reference:
         from transformers import AutoProcessor, Qwen3OmniMoeForConditionalGeneration
 
         self.model: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
+        # Its talker lacks it, and fails on sound together with images: the positions are then those of the thinker.
+        self.model.talker.config.audio_config = self.model.config.thinker_config.audio_config
         self.processor: Any = AutoProcessor.from_pretrained(path)
         self.end = int(self.model.config.im_end_token_id)
         weights = hashlib.sha256((Path(path) / "model.safetensors").read_bytes()).hexdigest()
@@ -141,6 +143,10 @@ class Reference:
             thinker.generate, code2wav.chunked_decode = generate, decode
             self.model._get_talker_assistant_parts = parts
 
-    def inputs(self, messages: list[dict[str, Any]], audio: Any = None, images: Any = None) -> dict[str, Any]:
+    def inputs(
+        self, messages: list[dict[str, Any]], audio: Any = None, images: Any = None, videos: Any = None
+    ) -> dict[str, Any]:
+        """videos: uint8 [frames, height, width, 3] each, two frames a second."""
         text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return dict(self.processor(text=text, audio=audio, images=images, return_tensors="pt"))
+        sampled = {} if videos is None else {"videos": videos, "fps": 2.0, "size": VIDEO_SIZE}
+        return dict(self.processor(text=text, audio=audio, images=images, **sampled, return_tensors="pt"))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from tests.unit.models.videos import noise
 from tests.unit.stages.plans import TALKER_EDGE, THINKER_EDGE
 
 pytest.importorskip("torch")
@@ -205,22 +206,34 @@ def test_a_token_budget_ends_the_speech_with_what_is_there(
     assert np.array_equal(codes_of(outputs, "r"), want.codes[:7])
 
 
-def test_audio_and_image_prompts(engine: Qwen3OmniTalkerEngine, reference: Reference) -> None:
+def test_prompts_with_media(engine: Qwen3OmniTalkerEngine, reference: Reference) -> None:
     from PIL import Image
 
     rng = np.random.default_rng(0)
     tone = np.sin(np.arange(16_000) / 9).astype(np.float32)
     picture = Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8))
-    content = {"audio": {"audio": [tone]}, "image": {"images": [picture]}}
-    for kind, media in content.items():
-        messages = [{"role": "user", "content": [{"type": kind}, {"type": "text", "text": "what is it"}]}]
+    content: dict[str, dict[str, Any]] = {
+        "audio": {"audio": [tone]},
+        "image": {"images": [picture]},
+        "video": {"videos": [noise(5)]},
+        "audio image video": {"audio": [tone], "images": [picture], "videos": [noise(3, seed=1)]},
+    }
+    for kinds, media in content.items():
+        parts = [{"type": kind} for kind in kinds.split()]
+        messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "what is it"}]}]
         inputs = reference.inputs(messages, **media)
         want = reference.generate(inputs, max_text=10, max_codes=MAX_CODES)
-        grid = inputs["image_grid_thw"].reshape(-1).tolist() if "image_grid_thw" in inputs else None
-        start(engine, kind)
-        for payload in want.payloads(sizes=3, grid=grid):
-            engine.feed(kind, THINKER_EDGE, payload)
-        assert same(codes_of(drain(engine), kind), want), kind
+        said: dict[str, object] = {
+            n: inputs[n].reshape(-1).tolist()
+            for n in ("image_grid_thw", "video_grid_thw", "video_second_per_grid")
+            if n in inputs
+        }
+        if "audio" in media:
+            said["audio_lengths"] = inputs["feature_attention_mask"].sum(-1).tolist()
+        start(engine, kinds)
+        for payload in want.payloads(sizes=3, media=said):
+            engine.feed(kinds, THINKER_EDGE, payload)
+        assert same(codes_of(drain(engine), kinds), want), kinds
 
 
 def sampled(

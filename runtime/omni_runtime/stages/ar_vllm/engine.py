@@ -210,7 +210,8 @@ class ArVllmEngine:
             arguments = AsyncEngineArgs(**self._arguments)
         except TypeError as error:
             raise EngineError(f"engineArgs: vLLM does not take them: {error}") from error
-        self._chat = chat_family(self._context.plan.topology, self._context.model_path)
+        options = self._arguments.get("mm_processor_kwargs")
+        self._chat = chat_family(self._context.plan.topology, self._context.model_path, options)
         self._llm = AsyncLLM.from_engine_args(arguments)
         if self._tapped:
             await self._install_tap()

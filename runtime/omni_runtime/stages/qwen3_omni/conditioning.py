@@ -35,14 +35,22 @@ class Media:
 
     image_grid_thw: tuple[int, ...] = ()  # three numbers an image
     audio_lengths: tuple[int, ...] = ()  # feature frames of each clip
+    video_grid_thw: tuple[int, ...] = ()  # three numbers a video
+    video_second_per_grid: tuple[float, ...] = ()  # seconds between two steps of a video's grid
 
     @classmethod
     def from_meta(cls, meta: Mapping[str, object]) -> Media:
-        return cls(_numbers(meta.get("image_grid_thw")), _numbers(meta.get("audio_lengths")))
+        return cls(
+            image_grid_thw=tuple(map(int, _numbers(meta, "image_grid_thw"))),
+            audio_lengths=tuple(map(int, _numbers(meta, "audio_lengths"))),
+            video_grid_thw=tuple(map(int, _numbers(meta, "video_grid_thw"))),
+            video_second_per_grid=_numbers(meta, "video_second_per_grid"),
+        )
 
 
-def _numbers(value: object) -> tuple[int, ...]:
-    return tuple(int(v) for v in value) if isinstance(value, list | tuple) else ()
+def _numbers(meta: Mapping[str, object], name: str) -> tuple[float, ...]:
+    value = meta.get(name)
+    return tuple(float(v) for v in value) if isinstance(value, list | tuple) else ()
 
 
 class TalkerFrontend:
@@ -51,6 +59,8 @@ class TalkerFrontend:
     def __init__(self, model: Any, device: torch.device) -> None:
         self.config = model.config
         self.talker = model.talker
+        # transformers' talker asks its own configuration for it where sound comes together with images, and fails.
+        self.talker.config.audio_config = model.config.thinker_config.audio_config
         self.device = device
         self.dtype = model.talker.dtype
         specials = torch.tensor(
@@ -114,16 +124,22 @@ class TalkerFrontend:
         return words + torch.cat([silence, self._codec_opening, voice, self._codec_closing])
 
     def _positions(self, ids: torch.Tensor, media: Media) -> tuple[torch.Tensor, int]:
-        """Linear for text and audio; with images, the 3-D positions of the model (they change the codes)."""
-        if not media.image_grid_thw:
+        """Linear for text and audio; with images or video, the 3-D positions of the model (they change the codes)."""
+        if not (media.image_grid_thw or media.video_grid_thw):
             return torch.arange(ids.shape[0], device=self.device).expand(3, -1), 0
-        grid = torch.tensor(media.image_grid_thw, device=self.device).reshape(-1, 3)
-        audio = torch.tensor(media.audio_lengths, device=self.device) if media.audio_lengths else None
-        mask = torch.ones_like(ids)[None]
+        images, videos = self._maybe(media.image_grid_thw), self._maybe(media.video_grid_thw)
         positions, delta = self.talker.get_rope_index(
-            ids[None], image_grid_thw=grid, attention_mask=mask, audio_seqlens=audio
+            ids[None],
+            image_grid_thw=None if images is None else images.reshape(-1, 3),
+            video_grid_thw=None if videos is None else videos.reshape(-1, 3),
+            attention_mask=torch.ones_like(ids)[None],
+            audio_seqlens=self._maybe(media.audio_lengths),
+            second_per_grids=self._maybe(media.video_second_per_grid),
         )
         return positions[:, 0].to(torch.long), int(delta.reshape(-1)[0])
+
+    def _maybe(self, values: tuple[float, ...]) -> torch.Tensor | None:
+        return torch.tensor(values, device=self.device) if values else None
 
 
 class Conditioning:
