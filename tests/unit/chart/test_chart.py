@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,7 @@ class TestOperatorPod:
 
     def test_its_options_are_options_of_the_program(self) -> None:
         """A value of the chart that nothing reads is a broken promise (T36)."""
+        from omni_operator.autoscale.types import Tuning
         from omni_operator.main import parse_options
 
         options = (
@@ -129,13 +131,29 @@ class TestOperatorPod:
             "operator.workers=3",
             "--set",
             "operator.resyncSeconds=60",
+            "--set",
+            "operator.scaling.periodSeconds=20",
+            "--set",
+            "operator.scaling.tuning.scale_down_seconds=600",
+            "--set",
+            "operator.scaling.tuning.margin=0.7",
         )
         (container,) = named("Deployment", OPERATOR, *options)["spec"]["template"]["spec"]["containers"]
         read = parse_options(container["args"])
         assert read.controller.namespaces == ("x", "y")
         assert read.controller.workers == 3
         assert read.controller.resync_seconds == 60
+        assert read.controller.scaling_period_seconds == 20
+        assert read.controller.tuning == replace(Tuning(), scale_down_seconds=600.0, margin=0.7)
         assert [p["containerPort"] for p in container["ports"]] == [read.http_port]
+
+
+def test_every_tuning_of_the_autoscaler_is_a_value_of_the_chart() -> None:
+    from omni_operator.autoscale.types import Tuning
+
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    tuning = schema["properties"]["operator"]["properties"]["scaling"]["properties"]["tuning"]
+    assert set(tuning["properties"]) == {f.name for f in fields(Tuning)}
 
 
 @pytest.mark.parametrize("name", [OPERATOR, WEBHOOKS, "omni-operator-crds"])
@@ -282,6 +300,9 @@ def test_image_references(options: tuple[str, ...], image: str) -> None:
     [
         ("operator.logLevl=INFO", "logLevl"),
         ("operator.workers=0", "workers"),
+        ("operator.scaling.periodSeconds=0", "periodSeconds"),
+        ("operator.scaling.tuning.scale_down=60", "scale_down"),
+        ("operator.scaling.tuning.margin=often", "margin"),
         ("images.pullPolicy=Sometimes", "pullPolicy"),
         ("profiles.cpu.vendor=arm", "vendor"),
         ("profiles.cpu.deviceClass=x", "deviceClass"),
