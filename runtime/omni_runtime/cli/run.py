@@ -21,6 +21,7 @@ from omni_runtime.deploy.plan import ResolvedPlan, canonical_json
 from omni_runtime.deploy.resolve import resolve
 from omni_runtime.errors import InvalidOption, InvalidPipeline, OmniError
 from omni_runtime.local.layout import LocalFolders, ProcessSpec, choose_ports, plan_processes, replica_counts
+from omni_runtime.local.logs import claim_logs
 from omni_runtime.local.supervisor import Report, Supervisor, child_environment
 from omni_runtime.protocol.channels import generate_keys
 
@@ -37,7 +38,8 @@ def run(
         list[str] | None, typer.Option("--replicas", help="STAGE=N, may be repeated; default: as the plan says.")
     ] = None,
     logs: Annotated[
-        Path | None, typer.Option("--logs", help="Folder of the logs.", show_default="<cache>/run/NAME")
+        Path | None,
+        typer.Option("--logs", help="Folder of the logs, of this run alone.", show_default="<cache>/run/NAME"),
     ] = None,
     models: Annotated[
         Path | None, typer.Option("--models-dir", help="Prepared models.", show_default="<cache>/models")
@@ -60,11 +62,10 @@ def run(
 
     models_dir = models or Path(os.environ.get("OMNI_MODELS_DIR") or cache_dir() / "models")
     _prepare_model(plan, models_dir)
-    log_dir = logs or cache_dir() / "run" / plan.pipeline
-    log_dir.mkdir(parents=True, exist_ok=True)
-    for old in log_dir.glob("*.log"):
-        old.unlink()
-    with tempfile.TemporaryDirectory(prefix="omni-run-") as private:  # mode 0700: keys and sockets
+    with (
+        claim_logs(logs, cache_dir() / "run" / plan.pipeline) as log_dir,
+        tempfile.TemporaryDirectory(prefix="omni-run-") as private,  # mode 0700: keys and sockets
+    ):
         folders = LocalFolders(Path(private), Path("/dev/shm"), models_dir)  # noqa: S108 - shared memory, on purpose
         folders.plan.write_bytes(canonical_json(plan))
         generate_keys(folders.curve)

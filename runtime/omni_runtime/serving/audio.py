@@ -11,6 +11,7 @@ import numpy as np
 
 STREAMING_SIZE = 0xFFFFFFFF  # of a WAV whose length is not known yet (R48)
 DEFAULT_SAMPLE_RATE = 24_000  # of an answer without a sample
+SILENCE_SECONDS = 0.05
 INLINE_BYTES = 1 << 20  # larger ones are encoded in a thread, or they would hold up every other stream
 
 MEDIA_TYPES = MappingProxyType(
@@ -61,11 +62,18 @@ def wav(pcm: bytes, sample_rate: int) -> bytes:
     return wav_header(sample_rate, len(pcm)) + pcm
 
 
+def silence(sample_rate: int) -> bytes:
+    """What a file has whose text has no sound ("..."): whoever reads a text out sentence by sentence would break at an
+    error, and players and browsers break at a file without samples. float32."""
+    return bytes(4 * round(SILENCE_SECONDS * sample_rate))
+
+
 def encode_file(samples: bytes, sample_rate: int, audio_format: str) -> bytes:
     """A whole file, or bare int16 samples for pcm and pcm16. samples: float32 little-endian [n]."""
     rate = sample_rate or DEFAULT_SAMPLE_RATE
     if audio_format in ("pcm", "pcm16"):
         return pcm16(samples)
+    samples = samples or silence(rate)
     if audio_format == "wav":
         return wav(pcm16(samples), rate)
     import soundfile
@@ -73,8 +81,6 @@ def encode_file(samples: bytes, sample_rate: int, audio_format: str) -> bytes:
     container, subtype = _SOUNDFILE[audio_format]
     file = io.BytesIO()
     values = np.clip(np.nan_to_num(np.frombuffer(samples, dtype="<f4")), -1.0, 1.0)
-    if values.size == 0:
-        values = np.zeros(1, np.float32)  # without a sample, none of these is a file that a player opens
     soundfile.write(file, values, rate, format=container, subtype=subtype)
     return file.getvalue()
 
@@ -103,3 +109,7 @@ class StreamEncoder:
             self._header_due = False
             return wav_header(sample_rate, None) + data
         return data
+
+    def finish(self) -> bytes:
+        """Behind the last piece. A WAV stream of which nothing came is a file of silence."""
+        return encode_file(b"", 0, "wav") if self._header_due else b""

@@ -173,6 +173,8 @@ async def _raw(speech: SpeechRequest, outputs: AsyncIterator[Output]) -> AsyncIt
         match output:
             case Emit(piece=AudioPiece() as piece) if piece.pcm:
                 yield encoder.encode(piece.pcm, piece.sample_rate)
+    if last := encoder.finish():
+        yield last
 
 
 async def _events(speech: SpeechRequest, outputs: AsyncIterator[Output]) -> AsyncIterator[bytes]:

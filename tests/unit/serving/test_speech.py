@@ -69,7 +69,10 @@ async def test_nothing_to_say_is_a_file_without_sound(speaking: Server, audio_fo
     assert (response.status_code, response.headers["x-audio-seconds"]) == (200, "0.0000")
     with soundfile.SoundFile(io.BytesIO(response.content)) as file:
         assert file.samplerate == 24_000
-        assert np.abs(file.read(dtype="float32")).max(initial=0.0) < 1e-6
+        samples = file.read(dtype="float32")
+    assert len(samples) / 24_000 == pytest.approx(0.05, abs=0.08)
+    assert len(samples) > 0, "players and browsers open no file without samples"
+    assert np.abs(samples).max() < 1e-6
 
 
 @pytest.mark.parametrize("stream_format", ["sse", "audio"])
@@ -84,6 +87,16 @@ async def test_nothing_to_say_is_a_stream_without_sound(speaking: Server, stream
         assert response.content == b""
     else:
         assert [e["type"] for e in sse_events(response.text)] == ["speech.audio.done"]
+
+
+async def test_nothing_to_say_is_a_wav_stream_that_can_be_opened(speaking: Server) -> None:
+    def silent(request: str) -> list[control.StageMessage]:
+        return [control.StageStarted(request), control.StageFinished(request, "stop")]
+
+    await speaking.replicas(code2wav={"script": silent})
+    response = await speaking.speech(input="...", response_format="wav", stream_format="audio")
+    with soundfile.SoundFile(io.BytesIO(response.content)) as file:
+        assert (file.samplerate, file.frames) == (24_000, 1_200)
 
 
 async def test_pcm_is_bare_samples(speaking: Server) -> None:
