@@ -9,6 +9,7 @@ from datetime import datetime
 from omni_crds.v1alpha1.pipeline import ScalingMode
 from omni_operator.autoscale.scrape import Target
 from omni_operator.autoscale.snapshot import PodTimes
+from omni_operator.autoscale.source import is_prometheus_url
 from omni_operator.autoscale.types import DeviceClass, Objectives, Prior, Spec, StageFleet, StageSpec
 from omni_operator.names import (
     AUTOSCALER_MANAGER,
@@ -134,7 +135,7 @@ def prometheus_of(observed: Observed, plan: ResolvedPlan) -> str | None:
     """Where the profile of the first stage says that metrics are; None: the pods themselves are asked."""
     profile = observed.profiles.get(plan.stages[0].profile)
     url = profile.metadata.annotations.get(PROMETHEUS_ANNOTATION, "") if profile is not None else ""
-    return url if url.startswith(("http://", "https://")) else None
+    return url if is_prometheus_url(url) else None
 
 
 def deletion_costs(

@@ -46,6 +46,7 @@ class Case:
     field: str
     message: str
     also: tuple[str, ...]
+    annotations: Mapping[str, str]
     warns: tuple[str, ...]  # the rule, then texts that its warning has
 
     @property
@@ -59,6 +60,8 @@ class Case:
 
     def body(self, spec: Object | None = None) -> Object:
         metadata: Object = {"name": self.name}
+        if self.annotations:
+            metadata["annotations"] = dict(self.annotations)
         if self.kind in NAMESPACED:
             metadata["namespace"] = self.namespace
         return {"apiVersion": API_VERSION, "kind": self.kind, "metadata": metadata, "spec": spec or self.spec}
@@ -91,6 +94,7 @@ def _read() -> Iterator[Case]:
                 field=entry.get("field", ""),
                 message=entry.get("message", ""),
                 also=tuple(entry.get("also", ())),
+                annotations=entry.get("annotations", {}),
                 warns=tuple(entry.get("warns", ())),
             )
 

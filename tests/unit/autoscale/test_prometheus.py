@@ -13,6 +13,7 @@ from aiohttp import web
 from omni_operator.autoscale.prometheus import PrometheusReader, query_of
 from omni_operator.autoscale.scrape import Target
 from omni_operator.autoscale.snapshot import PodTimes, window_of
+from omni_operator.autoscale.source import is_prometheus_url
 from omni_operator.autoscale.types import Freshness
 from tests.unit.autoscale.builders import a_spec
 from tests.unit.autoscale.test_scrape import LOCAL, _serve
@@ -146,3 +147,20 @@ async def test_nobody_there(reader: PrometheusReader) -> None:
 def test_the_query_takes_the_pods_and_nothing_else() -> None:
     query = query_of("ns", ["a.b-0", "c"])
     assert 'pod=~"a\\\\.b\\\\-0|c"' in query and 'namespace="ns"' in query and query.endswith("[60s]")
+
+
+@pytest.mark.parametrize(
+    ("url", "fine"),
+    [
+        ("http://prometheus.monitoring:9090", True),
+        ("https://metrics.example.com/select/0/prometheus", True),
+        ("prometheus.monitoring:9090", False),
+        ("http://", False),
+        ("http://[half", False),
+        ("http://prometheus:port", False),
+        ("http://prometheus:9090/api/v1/query?query=up", False),
+        ("", False),
+    ],
+)
+def test_urls_that_can_be_asked(url: str, fine: bool) -> None:
+    assert is_prometheus_url(url) is fine
