@@ -219,7 +219,8 @@ class Connector:
                     if self.reserve and run.size > INLINE_BYTES:
                         room = await client.reserve({"rows": ((run.size,), "uint8")})
                     tensors = {"rows": array} if room is None else room.tensors
-                    tensors["rows"][[0, -1]] = 7
+                    if room is not None:
+                        tensors["rows"][[0, -1]] = 7
                     meta = {"sent": time.monotonic_ns()}
                     await client.put(run.name, EDGE, Payload(n, 1, last, tensors, meta), room)
                     del room, tensors

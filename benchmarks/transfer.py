@@ -1,6 +1,6 @@
 """How fast tensors move between stages: the connectors against the usual ways, in the same run.
 
-    python -m benchmarks.transfer [--rounds 5] [--json FILE]
+    python -m benchmarks.transfer [--rounds 5] [--ways shm zmq] [--sizes 1KiB] [--json FILE]
 
 Two processes (and the sidecars) on this machine; every way takes its turn in every round, and the best round of each
 counts: what else the machine does disturbs all of them alike, and least in the best round.
@@ -29,7 +29,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -246,9 +246,9 @@ def figures(found: dict[str, dict[str, Measured]]) -> dict[str, float]:
                 if name in mine and name != "chunk":
                     numbers[f"{ours}_vs_{other}_{name}"] = measured.us / mine[name].us
     for way in ("tcp", "mooncake"):
-        if way in found:
-            numbers[f"{way}_gbps_64MiB"] = SIZES["64MiB"] / found[way]["64MiB"].us / 1e3
-            numbers[f"{way}_gbps_1MiB"] = SIZES["1MiB"] / found[way]["1MiB"].us / 1e3
+        for name, measured in found.get(way, {}).items():
+            if name != "chunk":
+                numbers[f"{way}_gbps_{name}"] = SIZES[name] / measured.us / 1e3
     if "tcp" in found:
         numbers["chunk_us_p50"] = found["tcp"]["chunk"].way_us
     for way, results in found.items():
@@ -272,10 +272,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.transfer", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ways", nargs="+", choices=[way.name for way in WAYS], help="only these")
+    parser.add_argument("--sizes", nargs="*", choices=list(SIZES), help="only these; the latency of 4 KiB in any case")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     described = machine()
     ways = tuple(way for way in WAYS if not options.ways or way.name in options.ways)
+    if options.sizes is not None:
+        ways = tuple(replace(way, sizes=tuple(name for name in way.sizes if name in options.sizes)) for way in ways)
     with tempfile.TemporaryDirectory(prefix="omni-bench-") as folder:
         limits: dict[str, float] = {}
         numbers = figures(best(options.rounds, ways, Path(folder), limits)) | limits

@@ -17,6 +17,7 @@ import numpy as np
 from omni_runtime.connectors import payloads, wire
 from omni_runtime.connectors.arena import Arena, SlabPool
 from omni_runtime.connectors.ipc import FrameChannel, dial
+from omni_runtime.connectors.line import Lines, OnEarly
 from omni_runtime.connectors.wire import ProtocolError, Slab
 from omni_runtime.protocol.payload import Payload
 
@@ -64,6 +65,7 @@ class Attachment:
         self.attached = attached
         self.arena = Arena(arena_fd, attached.arena_bytes)
         self.pool = SlabPool(self.arena, attached.session)
+        self.lines: Lines | None = None  # until it is open
         self.lost: str | None = None
         self.pinned_bytes = 0  # of slabs that arrays still refer to
         self._loop = asyncio.get_running_loop()
@@ -90,11 +92,13 @@ class Attachment:
         attach: wire.Attach,
         deadline_s: float,
         on_frame: Callable[[Attachment, bytes, bytes], None],
+        on_early: OnEarly,
         on_lost: Callable[[Attachment, str], None],
     ) -> Attachment:
         """Raises OSError, TimeoutError, ProtocolError or ipc.Refusal. The callbacks may come before this returns."""
-        sock, attached, fd = await dial(path, attach, deadline_s)
-        self = cls(attached, fd)
+        sock, attached, arena_fd, line_fd = await dial(path, attach, deadline_s)
+        self = cls(attached, arena_fd)
+        self.lines = Lines(path, line_fd, on_early)
         channel = FrameChannel(partial(on_frame, self), partial(on_lost, self))
         self._channel = channel
         try:
@@ -105,9 +109,9 @@ class Attachment:
             raise
         return self
 
-    def send(self, message: wire._Message, body: bytes | bytearray | memoryview = b"") -> None:
+    def send(self, message: wire._Message, body: bytes | bytearray | memoryview = b"", *, hurry: bool = True) -> None:
         if self._channel is not None and self.lost is None:
-            self._channel.send(message, body if isinstance(body, bytes) else memoryview(body))
+            self._channel.send(message, body if isinstance(body, bytes) else memoryview(body), hurry=hurry)
 
     @property
     def is_writable(self) -> bool:
@@ -309,6 +313,8 @@ class Attachment:
         if self._extent is not None and not self._extent.done():
             self._extent.set_result(wire.Extent(0, 0))
         self.on_pong()
+        if self.lines is not None:
+            self.lines.close()
         self.arena.close()
 
     def close(self) -> None:

@@ -142,7 +142,9 @@ class SidecarEdgeClient:
             self._on_lost(attachment, reason)
             lost.set()
 
-        attachment = await Attachment.open(self._path, self._attach, _DIAL_SECONDS, self._on_frame, on_lost)
+        attachment = await Attachment.open(
+            self._path, self._attach, _DIAL_SECONDS, self._on_frame, self._receiver.on_early, on_lost
+        )
         if not await attachment.ping(_DIAL_SECONDS):  # only a sidecar that answers is one
             attachment.close()
             raise TimeoutError(self._why_not if attachment.lost else "it attached this engine and then said nothing")
@@ -163,6 +165,9 @@ class SidecarEdgeClient:
                 self._receiver.on_put(attachment, message, body)
             case wire.Credit(number, pieces):
                 self._sender.on_credit(number, pieces)
+            case wire.Paired():
+                self._sender.on_paired(message)
+                self._receiver.on_paired(message)
             case wire.Freed(slabs):
                 attachment.on_freed(slabs)
             case wire.Squeeze():

@@ -6,12 +6,13 @@ Decisions are in `streams` (what happens to a stream) and `ledger` (who holds a 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from typing import Protocol
 
 from omni_runtime.connectors import wire
 from omni_runtime.connectors.arena import PAGE, Allocator, Arena, SlabPool, aligned, extent_length, largest_slab
-from omni_runtime.connectors.ipc import FrameChannel
+from omni_runtime.connectors.ipc import FrameChannel, Line
 from omni_runtime.connectors.ledger import QUEUE, SIDECAR, SlabLedger
 from omni_runtime.connectors.metrics import SidecarMetrics
 from omni_runtime.connectors.mooncake import Mooncake
@@ -116,6 +117,7 @@ class Hub:
         session = engine.session
         if self.engines.pop(session, None) is None:
             return
+        engine.line.close()
         log.info("engine.detached", stage=engine.stage, replica=engine.replica, session=session, reason=reason)
         self.session_lost(session, f"{engine.stage} {engine.replica}: {reason}")
         self._reclaim(session)
@@ -126,6 +128,18 @@ class Hub:
             self.remote.session_lost(session)
         for slab in self.ledger.held_by(session):
             self.free(slab, session)
+
+    def line_to(self, session: int) -> Line | None:
+        engine = self.engines.get(session)
+        return None if engine is None else engine.line
+
+    def pair(self, port: Port) -> None:
+        """Tell both ends of a stream, if they are engines here, that they have a line."""
+        producer, consumer = self.table.ends(port)
+        if producer is not None and consumer is not None and consumer.session in self.engines:
+            token = secrets.randbits(63)
+            for end in (consumer, producer):
+                self.engines[end.session].send(wire.Paired(end.stream, consumer.session, token))
 
     # --- actions of the stream table
 
@@ -164,10 +178,10 @@ class Hub:
                 metrics.tx.observe(seconds)
                 metrics.in_flight.observe(seconds)
         elif (consumer := self.consumers.get(session)) is not None:
+            consumer.deliver(deliver)
             if put.chunk is not None:
                 edge = self.metrics.edge(deliver.key.edge, deliver.key.producer, deliver.to)
                 self.metrics.of(edge, consumer.connector(deliver.consumer.stream)).sent(put.chunk.nbytes)
-            consumer.deliver(deliver)
         elif put.slab is not None:
             self.free(put.slab, session)
 
@@ -281,6 +295,7 @@ class EngineSession:
         self.stage = attach.stage
         self.replica = attach.replica
         self.channel: FrameChannel | None = None
+        self.line = Line()
         self.attached = wire.Attached(session, hub.arena.length, hub.endpoint, hub.domain)
         self._hub = hub
         self._freed: list[Slab] = []
@@ -336,6 +351,7 @@ class EngineSession:
             case wire.Bind(stream, edge, request):
                 port = Port(self.session, stream)
                 hub.apply(hub.table.bind(port, Key(self.replica, edge, request), time.monotonic()))
+                hub.pair(port)
             case wire.Open():
                 self._open(message)
             case wire.Cancel(stream, reason):
@@ -348,8 +364,8 @@ class EngineSession:
                 hub.give_back(self.session, offset)
             case wire.Ping():
                 self.send(wire.Pong())
-            case wire.Attach():
-                raise ProtocolError("Attach comes once")
+            case wire.Attach() | wire.Claim():
+                raise ProtocolError("Attach comes once, and Claim on its own")
 
     def _put(self, put: Put, body: bytes) -> None:
         hub = self._hub
@@ -375,6 +391,7 @@ class EngineSession:
         elif message.domain == hub.domain:
             key = Key(message.producer, message.edge, message.request)
             hub.apply(hub.table.open(port, key, self.replica, message.credits, time.monotonic()))
+            hub.pair(port)
         elif hub.remote is not None:
             hub.remote.open(port, message)
         else:

@@ -30,6 +30,9 @@ class Inbound:
         self._buffer = bytearray()
         self.finished = False
 
+    def expects(self, put: Put) -> bool:
+        return not self.finished and (put.seq, put.piece) == (self._seq, self._piece)
+
     def accept(self, put: Put, data: bytes | memoryview) -> Assembled | None:
         """The chunk that this piece completes, if it does.
 

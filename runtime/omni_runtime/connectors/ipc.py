@@ -21,6 +21,7 @@ from omni_runtime.connectors.wire import FRAME_PREFIX, ProtocolError
 SOCKET_NAME: Final = "sidecar.sock"
 HANDSHAKE_SECONDS: Final = 5.0
 _WRITE_HIGH_WATER: Final = 4 << 20
+_MAX_DESCRIPTORS: Final = 2
 _JOIN_BYTES: Final = 32 << 10  # a copy of so much costs less than a second write
 
 OnFrame = Callable[[bytes, bytes], None]
@@ -70,7 +71,7 @@ class FrameChannel(asyncio.Protocol):
         elif at < length:
             buffer += data[at:]
 
-    def send(self, message: wire._Message, body: bytes | memoryview = b"") -> None:
+    def send(self, message: wire._Message, body: bytes | memoryview = b"", *, hurry: bool = True) -> None:
         """Queue a frame; never blocks. A closed channel swallows it: its owner has been told through `on_lost`."""
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -81,7 +82,7 @@ class FrameChannel(asyncio.Protocol):
             transport.write(tail)
             return
         data = b"".join((head, tail)) if len(tail) else head
-        if not self._hurried and transport.get_write_buffer_size() == 0:
+        if hurry and not self._hurried and transport.get_write_buffer_size() == 0:
             data = self._write_now(data)
             if not data:
                 return
@@ -153,37 +154,58 @@ async def _receive_frame(sock: socket.socket) -> tuple[bytes, list[int]]:
             await readable
         finally:
             loop.remove_reader(sock)
-        part, fds, _, _ = socket.recv_fds(sock, whole - len(data), 1)
+        part, fds, _, _ = socket.recv_fds(sock, whole - len(data), _MAX_DESCRIPTORS)
         descriptors += fds
         if not part:
             raise ConnectionError("closed during the handshake")
         data += part
 
 
-async def dial(path: Path, attach: wire.Attach, deadline_s: float) -> tuple[socket.socket, wire.Attached, int]:
-    """Connect and attach: (socket, answer, descriptor of the arena).
+async def dial(path: Path, attach: wire.Attach, deadline_s: float) -> tuple[socket.socket, wire.Attached, int, int]:
+    """Connect and attach: (socket, answer, descriptors of the arena and of the line's reading end).
 
     Raises OSError or TimeoutError while no sidecar answers, and Refusal if it will not have us.
     """
+    sock, answer, fds = await _ask(path, attach, deadline_s)
+    if isinstance(answer, wire.Attached) and len(fds) == 2:
+        arena, line = fds
+        return sock, answer, arena, line
+    _drop(sock, fds)
+    raise ProtocolError("the sidecar answered Attach with something else")
+
+
+async def claim(path: Path, session: int, deadline_s: float) -> int:
+    """Descriptor of the writing end of an engine's line. Raises as `dial` does."""
+    sock, answer, fds = await _ask(path, wire.Claim(session), deadline_s)
+    sock.close()
+    if isinstance(answer, wire.Granted) and len(fds) == 1:
+        return fds[0]
+    _drop(sock, fds)
+    raise ProtocolError("the sidecar answered Claim with something else")
+
+
+async def _ask(path: Path, message: wire._Message, deadline_s: float) -> tuple[socket.socket, wire.ToEngine, list[int]]:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     fds: list[int] = []
     try:
         async with asyncio.timeout(deadline_s):
             loop = asyncio.get_running_loop()
             await loop.sock_connect(sock, str(path))
-            await loop.sock_sendall(sock, wire.frame(attach)[0])
+            await loop.sock_sendall(sock, wire.frame(message)[0])
             header, fds = await _receive_frame(sock)
         answer = wire.decode_to_engine(header)
         if isinstance(answer, wire.Rejected):
             raise Refusal(answer.code, answer.message)
-        if not isinstance(answer, wire.Attached) or len(fds) != 1:
-            raise ProtocolError("the sidecar answered Attach with something else")
     except BaseException:
-        sock.close()
-        for fd in fds:
-            os.close(fd)
+        _drop(sock, fds)
         raise
-    return sock, answer, fds[0]
+    return sock, answer, fds
+
+
+def _drop(sock: socket.socket, descriptors: list[int]) -> None:
+    sock.close()
+    for fd in descriptors:
+        os.close(fd)
 
 
 class Refusal(Exception):
@@ -199,21 +221,35 @@ class Session(Protocol):
 
     attached: wire.Attached
     channel: FrameChannel | None
+    line: Line
 
     def on_frame(self, header: bytes, body: bytes) -> None: ...
     def on_lost(self, reason: str) -> None: ...
 
 
+class Line:
+    """Both ends of an engine's line (see `line`), as long as they are the sidecar's."""
+
+    def __init__(self) -> None:
+        self.reading, self.writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+
+    def close(self) -> None:
+        self.reading.close()
+        self.writing.close()
+
+
 Accept = Callable[[wire.Attach], Session | wire.Rejected]
+LineTo = Callable[[int], Line | None]  # the engine of this session
 
 
 class IpcServer:
     """Listens at <ipc-dir>/sidecar.sock. One sidecar a folder: the lock is on the folder itself, so it leaves nothing."""
 
-    def __init__(self, directory: Path, arena_fd: int, accept: Accept) -> None:
+    def __init__(self, directory: Path, arena_fd: int, accept: Accept, line_to: LineTo) -> None:
         self._path = directory / SOCKET_NAME
         self._arena_fd = arena_fd
         self._accept = accept
+        self._line_to = line_to
         self._lock = -1
         self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -254,6 +290,11 @@ class IpcServer:
             for fd in fds:
                 os.close(fd)
             attach = wire.decode_from_engine(header)
+            if isinstance(attach, wire.Claim):
+                if (line := self._line_to(attach.session)) is not None:
+                    socket.send_fds(sock, [wire.frame(wire.Granted())[0]], [line.writing.fileno()])
+                sock.close()
+                return
             if not isinstance(attach, wire.Attach):
                 raise ProtocolError("the first message must be Attach")
             session = self._accept(attach)
@@ -263,7 +304,9 @@ class IpcServer:
                 return
             channel = session.channel = FrameChannel(session.on_frame, session.on_lost)
             try:
-                socket.send_fds(sock, [wire.frame(session.attached)[0]], [self._arena_fd])
+                fds = [self._arena_fd, session.line.reading.fileno()]
+                socket.send_fds(sock, [wire.frame(session.attached)[0]], fds)
+                session.line.reading.close()
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: channel, sock)
             except OSError as error:
                 session.on_lost(str(error))

@@ -197,7 +197,8 @@ class PeerLinks:
         stream.unacknowledged += 1
         number = stream.link.number(stream)  # the last piece ends the stream, and is acknowledged all the same
         self._hand_over(stream, put, body, whole=end == put.length)
-        if number is not None and (end == put.length or stream.unacknowledged >= ACKNOWLEDGE_FRAGMENTS):
+        due = end == put.length and (put.length > INLINE_BYTES or (put.last and stream.finishing))
+        if number is not None and (due or stream.unacknowledged >= ACKNOWLEDGE_FRAGMENTS):
             stream.link.acknowledge(number, stream.unacknowledged)
             stream.unacknowledged = 0
         return True

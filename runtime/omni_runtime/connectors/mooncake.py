@@ -8,11 +8,15 @@ behind the edge's NetworkPolicy. Where it cannot start, or a fetch fails, the by
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import re
+import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Final
 
 from omni_runtime.connectors.arena import Arena
@@ -23,6 +27,8 @@ START_SECONDS: Final = 10.0
 FETCH_BYTES: Final = 256 << 10  # smaller pieces are on their way before a fetch could be arranged
 _SEGMENT = re.compile(r"[A-Za-z0-9.:\[\]%-]{1,253}:[0-9]{1,5}")
 _THREADS: Final = 2
+_NO_TRANSFER: Final = (0, -1, (1 << 64) - 1)  # the engine's own sign of failure, and what becomes of it as unsigned
+_LOOK_SECONDS: Final = (0.0001, 0.001)  # between two looks at a transfer: at first, at most
 
 
 class MooncakeUnavailable(Exception):
@@ -55,12 +61,11 @@ class Mooncake:
         os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
         os.environ.setdefault("GLOG_minloglevel", "2")
         try:
-            from mooncake.engine import TransferEngine
+            engine = _engine_class()()
         except (ImportError, OSError) as error:
             raise MooncakeUnavailable(f"package mooncake-transfer-engine cannot be loaded: {error}") from error
         if options.protocol == "rdma" and not arena.commit(0, arena.length):
             raise MooncakeUnavailable("registering for RDMA needs the whole arena in memory, and its volume is full")
-        engine = TransferEngine()
         if engine.initialize(host, "P2PHANDSHAKE", options.protocol, options.device):
             where = f" on {options.device}" if options.device else ""
             raise MooncakeUnavailable(f"the transfer engine does not start with {options.protocol}{where}")
@@ -71,11 +76,23 @@ class Mooncake:
         return self
 
     def fetch(self, segment: str, address: int, slab: Slab) -> bool:
-        """Read `slab.length` bytes at `address` of the other arena into the slab. False if that failed."""
+        """Read `slab.length` bytes at `address` of the other arena into the slab. False if that failed.
+
+        Not by the engine's own waiting call: it spins, on the core that the engine's one thread for sockets needs, and
+        it gives up after a while though that thread may still write to the slab.
+        """
         if self._closed.is_set() or _SEGMENT.fullmatch(segment) is None or slab.offset + slab.length > self._length:
             return False
-        status: int = self._engine.transfer_sync_read(segment, self.address + slab.offset, address, slab.length)
-        return status == 0
+        transfer: int = self._engine.batch_transfer_async_read(
+            segment, [self.address + slab.offset], [address], [slab.length]
+        )
+        if transfer in _NO_TRANSFER:
+            return False
+        pause, longest = _LOOK_SECONDS
+        while not (status := self._engine.transfer_check_status(transfer)):
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+        return bool(status == 1)
 
     @property
     def threads(self) -> ThreadPoolExecutor:
@@ -87,3 +104,17 @@ class Mooncake:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._engine.unregister_memory(self.address)
         self._anchor = None
+
+
+def _engine_class() -> Any:
+    """Without the package's own start, which loads its object store too: 13 MB that nothing here uses."""
+    found = None if "mooncake" in sys.modules else importlib.util.find_spec("mooncake")
+    if found is not None:
+        package = sys.modules["mooncake"] = ModuleType("mooncake")
+        package.__path__ = list(found.submodule_search_locations or ())
+    try:
+        from mooncake.engine import TransferEngine
+    finally:
+        if found is not None:
+            del sys.modules["mooncake"]
+    return TransferEngine

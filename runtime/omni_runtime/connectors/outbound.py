@@ -21,7 +21,7 @@ from omni_runtime.connectors.hub import Hub
 from omni_runtime.connectors.mooncake import FETCH_BYTES
 from omni_runtime.connectors.secure import Sealed, SecureChannel
 from omni_runtime.connectors.streams import Deliver, Key, Port
-from omni_runtime.connectors.wire import FRAGMENT_BYTES, WINDOW_FRAGMENTS, ProtocolError, Put, Slab
+from omni_runtime.connectors.wire import FRAGMENT_BYTES, INLINE_BYTES, WINDOW_FRAGMENTS, ProtocolError, Put, Slab
 from omni_runtime.logs import get_logger
 from omni_runtime.protocol.channels import CurveKeys
 
@@ -72,7 +72,20 @@ class PeerSession:
         if stream is None:
             stream = self._streams[number] = _Outgoing(number, fetches=number in self._fetchers)
         stream.queue.append(deliver)
-        self._make_ready(stream)
+        if self._idle(stream) and deliver.piece.put.length <= INLINE_BYTES:
+            self._send_fragment(stream)  # nobody is kept waiting by it; a turn of the loop later it would come later
+        else:
+            self._make_ready(stream)
+
+    def _idle(self, stream: _Outgoing) -> bool:
+        """No fragment waits here, except for the one that this stream has just got."""
+        return (
+            not self._ready
+            and len(stream.queue) == 1
+            and not stream.lent
+            and stream.unacknowledged < WINDOW_FRAGMENTS
+            and self.channel.room
+        )
 
     def fail(self, stream: int, code: str, message: str) -> None:
         self._forget(stream)

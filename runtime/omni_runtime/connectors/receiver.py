@@ -34,6 +34,7 @@ class Incoming:
     withheld: list[ChunkReceived] = field(default_factory=list)
     withheld_bytes: int = 0
     taken: int = 0  # pieces that are not granted again yet
+    token: int | None = None  # what the stream is called on this engine's line
     ended: bool = False  # the last event is queued, or nobody wants any
 
 
@@ -55,6 +56,7 @@ class Receiver:
         self._limits = limits
         self._numbers = numbers
         self._ports: dict[int, Incoming] = {}
+        self._tokens: dict[int, Incoming] = {}
         self._streams: dict[StreamId, Incoming] = {}
         self._ready: deque[Incoming] = deque()
         self._event = asyncio.Event()
@@ -123,6 +125,22 @@ class Receiver:
             if put.slab is not None:
                 attachment.release(put.slab)  # late: the request is over here
             return
+        self._arrived(stream, put, body)
+
+    def on_paired(self, paired: wire.Paired) -> None:
+        stream = self._ports.get(paired.stream)
+        if stream is not None:
+            stream.token = paired.token
+            self._tokens[paired.token] = stream
+
+    def on_early(self, token: int, put: Put, body: bytes) -> None:
+        """A chunk on the line. Taken only if it is the next one: the sidecar brings it as well, and in order."""
+        stream = self._tokens.get(token)
+        if stream is not None and stream.inbound.expects(put):
+            self._arrived(stream, put, body)
+
+    def _arrived(self, stream: Incoming, put: Put, body: bytes) -> None:
+        attachment = stream.attachment
         stream.due = asyncio.get_running_loop().time() + self._limits.chunk_deadline_s
         held = put.slab
         try:
@@ -157,7 +175,7 @@ class Receiver:
     def _received(self, stream: Incoming, chunk: ChunkReceived, header: ChunkHeader, slab: Slab | None) -> None:
         if header.finished:
             stream.ended = True
-            self._ports.pop(stream.number, None)
+            self._close(stream)
         if not stream.withhold:
             self._push(stream, chunk, slab)
             return
@@ -190,15 +208,21 @@ class Receiver:
             text = f"{stream.id[1]}: no chunk from upstream within {self._limits.chunk_deadline_s:g} s"
             self._fail(stream, DeadlineExceeded.code, text)
 
-    def _fail(self, stream: Incoming, code: str, message: str) -> None:
+    def _close(self, stream: Incoming) -> None:
+        """Nothing more may come."""
         self._ports.pop(stream.number, None)
+        if stream.token is not None:
+            self._tokens.pop(stream.token, None)
+
+    def _fail(self, stream: Incoming, code: str, message: str) -> None:
+        self._close(stream)
         stream.ended = True
         stream.withheld = []
         shown = UpstreamLost.code if code == StreamClosed.code else code
         self._push(stream, EdgeFailed(*stream.id, shown, message))
 
     def _cancel(self, stream: Incoming, reason: str) -> None:
-        self._ports.pop(stream.number, None)
+        self._close(stream)
         stream.attachment.send(wire.Cancel(stream.number, reason[:2000]))
 
     # --- ends

@@ -28,6 +28,7 @@ class Outgoing:
     credits: int = WINDOW_PIECES
     seq: int = 0
     finished: bool = False
+    line: tuple[int, int] | None = None  # session of the consumer, token
     error: tuple[type[OmniError], str] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
@@ -159,6 +160,7 @@ class Sender:
         limit = largest_slab(attachment.arena.length)
         flat = payloads.flat(payload, header)
         if length <= INLINE_BYTES:
+            calm = stream.credits == WINDOW_PIECES  # all that was put before has been relayed
             if not stream.credits:
                 await self._credit(stream, deadline)
             else:
@@ -166,7 +168,11 @@ class Sender:
             if not attachment.is_writable:
                 await attachment.writable()
             stream.check()
-            attachment.send(Put(stream.number, stream.seq, 0, True, length, None, header), flat)
+            put = Put(stream.number, stream.seq, 0, True, length, None, header)
+            early = False
+            if calm and stream.line is not None and attachment.lines is not None:
+                early = attachment.lines.send(*stream.line, put, flat)
+            attachment.send(put, flat, hurry=not early)  # else the sidecar takes the consumer's turn on the processor
             return
         data = memoryview(flat)
         at = piece = 0
@@ -215,6 +221,12 @@ class Sender:
         if stream is not None:
             stream.credits += pieces
             stream.moved.set()
+
+    def on_paired(self, paired: wire.Paired) -> None:
+        stream = self._ports.get(paired.stream)
+        if stream is not None and stream.attachment.lines is not None:
+            stream.line = paired.session, paired.token
+            stream.attachment.lines.want(paired.session)
 
     def on_failed(self, number: int, code: str, message: str) -> None:
         stream = self._ports.pop(number, None)

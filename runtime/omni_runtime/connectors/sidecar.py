@@ -100,7 +100,7 @@ class Sidecar:
         ticker = asyncio.get_running_loop().create_task(self._tick())
         parts.callback(ticker.cancel)
         parts.push_async_callback(self._hang_up)
-        ipc = IpcServer(options.ipc_dir, self.arena.fd, self.hub.accept)
+        ipc = IpcServer(options.ipc_dir, self.arena.fd, self.hub.accept, self.hub.line_to)
         ipc.start()
         parts.push_async_callback(ipc.close)
 

@@ -117,6 +117,11 @@ class StreamTable:
         """(stream, consumer replica or "", pieces) of every stream that has something to send and may not."""
         return ((s.key, s.to, len(s.queue)) for s in self._streams.values() if s.queue)
 
+    def ends(self, port: Port) -> tuple[Port | None, Port | None]:
+        """(producer, consumer) of the stream of this port, as far as they are there."""
+        stream = self._ports.get(port)
+        return (None, None) if stream is None else (stream.producer, stream.consumer)
+
     # --- producer
 
     def bind(self, port: Port, key: Key, now: float) -> list[Action]:

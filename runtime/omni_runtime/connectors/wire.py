@@ -40,14 +40,8 @@ _Id = Annotated[str, Meta(min_length=1, max_length=256)]
 _Reason = Annotated[str, Meta(max_length=2048)]
 _Code = Annotated[str, Meta(max_length=64)]
 
-MetaValue = (
-    int
-    | float
-    | bool
-    | None
-    | Annotated[str, Meta(max_length=4096)]
-    | Annotated[tuple[int | float, ...], Meta(max_length=4096)]
-)
+_Text = Annotated[str, Meta(max_length=4096)]
+MetaValue = int | float | bool | None | _Text | Annotated[tuple[int | float, ...], Meta(max_length=4096)]
 
 
 class ProtocolError(OmniError):
@@ -111,6 +105,13 @@ class Put(_Message, frozen=True, tag=1):
     length: _U63
     slab: Slab | None = None
     chunk: ChunkHeader | None = None  # on piece 0 only
+
+
+class Early(_Message, frozen=True, tag=12):
+    """From engine to engine: a chunk of one piece, ahead of the sidecar's copy (`line`)."""
+
+    token: _U63
+    put: Put
 
 
 class Fragment(_Message, frozen=True, tag=2):
@@ -229,11 +230,17 @@ class Release(_Message, frozen=True, tag=24):
     slabs: Annotated[tuple[Slab, ...], Meta(max_length=512)]
 
 
+class Claim(_Message, frozen=True, tag=25):
+    """All that a connection of its own says: an engine asks for the line to another (`line`)."""
+
+    session: _U32
+
+
 # --- sidecar -> engine
 
 
 class Attached(_Message, frozen=True, tag=30):
-    """Comes with the arena's file descriptor."""
+    """Comes with the file descriptors of the arena and of the reading end of the engine's line."""
 
     session: _U32
     arena_bytes: _U63
@@ -263,8 +270,20 @@ class Squeeze(_Message, frozen=True, tag=34):
     """The arena is full and somebody waits: give empty extents back now."""
 
 
-FromEngine = Attach | Bind | Put | Open | Credit | Cancel | Release | Lease | Return | Ping
-ToEngine = Attached | Rejected | Extent | Freed | Squeeze | Put | Credit | Failed | Pong
+class Granted(_Message, frozen=True, tag=36):
+    """Answer to Claim; comes with the descriptor of the writing end."""
+
+
+class Paired(_Message, frozen=True, tag=35):
+    """Both ends of a stream are engines here: `session` is the consumer's, and the token names the stream on its line."""
+
+    stream: _U32
+    session: _U32
+    token: _U63
+
+
+FromEngine = Attach | Claim | Bind | Put | Open | Credit | Cancel | Release | Lease | Return | Ping
+ToEngine = Attached | Granted | Paired | Rejected | Extent | Freed | Squeeze | Put | Credit | Failed | Pong
 FromConsumerSidecar = Open | Credit | Acknowledge | Fetched | Cancel | Ping
 FromProducerSidecar = Put | Fragment | Remote | Failed | Pong
 
@@ -272,6 +291,7 @@ _Decoded = TypeVar("_Decoded")
 encode = msgspec.msgpack.Encoder().encode
 _from_engine = msgspec.msgpack.Decoder(FromEngine)
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
+_early = msgspec.msgpack.Decoder(Early)
 _from_consumer = msgspec.msgpack.Decoder(FromConsumerSidecar)
 _from_producer = msgspec.msgpack.Decoder(FromProducerSidecar)
 
@@ -282,6 +302,10 @@ def decode_from_engine(header: bytes | memoryview) -> FromEngine:
 
 def decode_to_engine(header: bytes | memoryview) -> ToEngine:
     return _checked(_decode(_to_engine, header))
+
+
+def decode_early(header: bytes | memoryview) -> Early:
+    return _checked(_decode(_early, header))
 
 
 def decode_from_consumer(header: bytes | memoryview) -> FromConsumerSidecar:
@@ -302,10 +326,8 @@ def _decode(decoder: msgspec.msgpack.Decoder[_Decoded], header: bytes | memoryvi
 
 
 def _checked(message: _Decoded) -> _Decoded:
-    if isinstance(message, Put):
-        check_put(message)
-    elif isinstance(message, Remote):
-        check_put(message.put)
+    if isinstance(message, Put | Remote | Early):
+        check_put(message if isinstance(message, Put) else message.put)
     return message
 
 
@@ -360,9 +382,10 @@ def check_body(put: Put, body_length: int) -> None:
 # --- frames on the unix socket: header length, body length, header, body
 
 FRAME_PREFIX: Final = struct.Struct("<II")
+Buffer = bytes | bytearray | memoryview
 
 
-def frame(message: _Message, body: bytes | memoryview = b"") -> tuple[bytes, bytes | memoryview]:
+def frame(message: _Message, body: Buffer = b"") -> tuple[bytes, Buffer]:
     """(prefix and header, body) ready to write."""
     header = encode(message)
     return FRAME_PREFIX.pack(len(header), len(body)) + header, body

@@ -27,6 +27,7 @@ async def a_false_sidecar(folder: Path, after: Then) -> AsyncIterator[list[socke
     taken: list[socket.socket] = []
     arena = os.memfd_create("arena")
     os.ftruncate(arena, MIB)
+    line, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
         listener.bind(str(folder / SOCKET_NAME))
         listener.listen()
@@ -39,7 +40,7 @@ async def a_false_sidecar(folder: Path, after: Then) -> AsyncIterator[list[socke
                 await loop.sock_recv(sock, 4096)
                 answer = wire.frame(wire.Attached(1, MIB, "tcp://127.0.0.1:1", "pod-a"))[0]
                 # In one packet with what follows, as a busy sidecar's answer may arrive.
-                socket.send_fds(sock, [answer, wire.frame(wire.Squeeze())[0]], [arena])
+                socket.send_fds(sock, [answer, wire.frame(wire.Squeeze())[0]], [arena, line.fileno()])
                 await after(sock)
 
         serving = asyncio.create_task(serve())
@@ -50,6 +51,8 @@ async def a_false_sidecar(folder: Path, after: Then) -> AsyncIterator[list[socke
             for sock in taken:
                 sock.close()
             os.close(arena)
+            line.close()
+            writing.close()
 
 
 async def answer_ping(sock: socket.socket) -> None:
