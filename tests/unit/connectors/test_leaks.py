@@ -26,33 +26,37 @@ LIMITS = ClientLimits(put_deadline_s=3, chunk_deadline_s=3)
 TOLD_SECONDS = 30  # deadlines of 3 s, on a busy machine
 VICTIMS = ("producer", "consumer", "producer's sidecar", "consumer's sidecar")
 ENDS = ("killed", "paused")
-CONNECTORS = ("SharedMemory", "TCP", "Mooncake")
+CONNECTORS = ("SharedMemory", "Line", "TCP", "Mooncake")
+SHARED = ("SharedMemory", "Line")  # Line: chunks so small that they go ahead of the sidecar's copy
+SMALL, LARGE = 2_000, 300_000
 WHOLE = [
     case
     for case in itertools.product(VICTIMS, ENDS, range(CHUNKS + 1), CONNECTORS)
-    if not (case[0] == "consumer's sidecar" and case[3] == "SharedMemory")  # it is the producer's
+    if not (case[0] == "consumer's sidecar" and case[3] in SHARED)  # it is the producer's
 ]
 SLICE = [
     ("producer", "killed", 3, "SharedMemory"),
     ("consumer", "killed", 2, "Mooncake"),
     ("producer's sidecar", "killed", 2, "Mooncake"),
     ("consumer's sidecar", "paused", 1, "TCP"),
+    ("consumer", "killed", 3, "Line"),
+    ("producer's sidecar", "killed", 3, "Line"),
 ]
 
 
 @asynccontextmanager
 async def pods(site: Site, connector: str) -> AsyncIterator[tuple[Pod, Pod]]:
-    site.use(connector)
+    site.use("SharedMemory" if connector in SHARED else connector)
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(a_pod(site, "pod-a"))
-        yield first, first if connector == "SharedMemory" else await stack.enter_async_context(a_pod(site, "pod-b"))
+        yield first, first if connector in SHARED else await stack.enter_async_context(a_pod(site, "pod-b"))
 
 
-async def put_until_told(client: SidecarEdgeClient, request: str) -> str:
+async def put_until_told(client: SidecarEdgeClient, request: str, size: int) -> str:
     """The code of the error that ends a producer whose other side is gone."""
     try:
         while True:
-            await client.put(request, EDGE, rows(some_bytes(300_000), start=99))
+            await client.put(request, EDGE, rows(some_bytes(size), start=99))
     except OmniError as error:
         return error.code
 
@@ -71,6 +75,7 @@ async def another_stream(up: SidecarEdgeClient, down: SidecarEdgeClient, request
 
 
 async def run_case(site: Site, victim: str, end: str, after: int, connector: str) -> None:
+    size = SMALL if connector == "Line" else LARGE
     async with pods(site, connector) as (first, second), AsyncExitStack() as stack:
         bystander = await stack.enter_async_context(first.engine("bystander"))
         watcher = await stack.enter_async_context(second.engine("watcher"))
@@ -87,15 +92,15 @@ async def run_case(site: Site, victim: str, end: str, after: int, connector: str
         elif victim == "consumer":
             up = await stack.enter_async_context(first.engine("thinker-0", LIMITS))
             for n in range(after):
-                await up.put("r", EDGE, rows(some_bytes(300_000, n), start=n))
+                await up.put("r", EDGE, rows(some_bytes(size, n), start=n))
             hit = await second.engine_process("consumer", "r", after, producer(up))
-            told = put_until_told(up, "r")
+            told = put_until_told(up, "r", size)
         else:
             up = await stack.enter_async_context(first.engine("thinker-0", LIMITS))
             down = await stack.enter_async_context(second.engine("talker-0", LIMITS))
             await down.open("r", producer(up))
             for n in range(after):
-                await up.put("r", EDGE, rows(some_bytes(300_000, n), start=n))
+                await up.put("r", EDGE, rows(some_bytes(size, n), start=n))
                 assert (await a_chunk(down)).seq == n
             hit = first if victim == "producer's sidecar" else second
             told = take_until_told(down)
