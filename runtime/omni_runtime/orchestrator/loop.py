@@ -374,8 +374,10 @@ class Orchestrator:
         for request in () if self.administration.paused else self._queue.requests:
             active = self._active[request]
             waited = now - active.queued_since
-            # A client whose request lost its replica hears so at once if there is no other.
-            if waited < self._rules.unavailable_grace_seconds and active.state.attempt == 1:
+            # A client whose request lost its replica hears so at once if there is no other. One whose request was only
+            # turned away waits like a new one: a stage that lost its sidecar has it again in a moment.
+            lost = active.state.attempt > 1 and not isinstance(active.state.after, StageUnavailable)
+            if waited < self._rules.unavailable_grace_seconds and not lost:
                 continue
             missing = missing_stages(active.state.spec.stages, lambda s: len(self._roster.pools[s].live(now)))
             if any(waited >= waking_seconds(self.plan, s) for s in missing):

@@ -174,8 +174,10 @@ class Worker:
     def _on_message(self, message: control.OrchestratorMessage, orchestrator: str) -> None:
         match message:
             case control.Submit():
-                now = self._loop.time()
-                self._perform(self._book.submit(message, orchestrator, now, no_edges=self._edges.missing))
+                now, no_edges = self._loop.time(), self._edges.missing
+                if no_edges:  # said before the refusal: the next attempt then waits, and /ready tells the same
+                    self._send(orchestrator, self._heartbeat(orchestrator))
+                self._perform(self._book.submit(message, orchestrator, now, no_edges=no_edges))
             case control.Append():
                 self._perform(self._book.append(message, orchestrator, self._loop.time()))
             case control.Abort(request=request):

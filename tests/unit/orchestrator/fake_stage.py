@@ -99,6 +99,7 @@ class FakeStage:
         self.held = asyncio.Event()  # some request has sent its first `hold_after` messages
         self.silent = False
         self.asleep = False
+        self.problem = ""  # told with heartbeats
         self.power_problem = ""
         self.mute_power = False
         self._socket: zmq.asyncio.Socket | None = None
@@ -162,7 +163,16 @@ class FakeStage:
             if self.welcomed.is_set() and not self.silent:
                 held = tuple(r for r in self._running) if self.reports_requests else None
                 load = control.StageLoad(running=len(self._running))
-                await self.send(control.Heartbeat(load, requests=held, answers=self._pinged, asleep=self.asleep))
+                await self.send(
+                    control.Heartbeat(
+                        load,
+                        healthy=not self.problem,
+                        detail=self.problem,
+                        requests=held,
+                        answers=self._pinged,
+                        asleep=self.asleep,
+                    )
+                )
 
     async def _receive(self) -> None:
         assert self._socket is not None

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from omni_runtime.errors import ReplicaLost, StreamClosed
+from omni_runtime.errors import ReplicaLost, StageUnavailable, StreamClosed
 from omni_runtime.orchestrator.actions import Emit, EmitStageEnd
 from omni_runtime.orchestrator.admission import AdmissionRules
 from omni_runtime.orchestrator.values import AudioPiece, TextPiece
 from omni_runtime.protocol import control
 from omni_runtime.topology.types import PayloadContract
 from tests.unit.orchestrator.conftest import Rig, a_call, all_outputs, eventually
+from tests.unit.orchestrator.fake_stage import FakeStage
 from tests.unit.orchestrator.plans import a_plan
 from tests.unit.orchestrator.test_input import a_speech_call
 
@@ -26,6 +27,15 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as stack:
         rig = Rig(a_plan(first_edge=PayloadContract.TEXT_SEGMENTS), tmp_path / "curve", stack)
         await rig.start(admission=AdmissionRules(8, unavailable_grace_seconds=0.3, replays=1))
+        yield rig
+
+
+@pytest.fixture
+async def patient(tmp_path: Path) -> AsyncIterator[Rig]:
+    """Waits for a stage for as long as a slow machine needs."""
+    async with AsyncExitStack() as stack:
+        rig = Rig(a_plan(first_edge=PayloadContract.TEXT_SEGMENTS), tmp_path / "curve", stack)
+        await rig.start(admission=AdmissionRules(8, unavailable_grace_seconds=60.0, replays=1))
         yield rig
 
 
@@ -137,6 +147,37 @@ async def test_a_replica_that_drains_just_then_is_not_the_clients_problem(rig: R
     await leaving.leave()
     leaving.go.set()
     assert text_of(await all_outputs(handle)) == "Hello world."
+
+
+async def without_sidecar(rig: Rig) -> FakeStage:
+    """A thinker that still counts as live, and turns requests away."""
+
+    def refusing(request: str) -> list[control.StageMessage]:
+        stage.problem = "no connector sidecar"
+        said = control.Heartbeat(control.StageLoad(), healthy=False, detail=stage.problem)
+        return [said, control.StageFailed(request, "StageUnavailable", stage.problem)]
+
+    stage = await rig.replica("thinker", script=refusing)
+    return stage
+
+
+async def test_a_stage_that_turns_a_request_away_for_a_moment_is_waited_for(patient: Rig) -> None:
+    """R5: the sidecar of its pod was killed and is on its way back; /ready says what requests find."""
+    stage = await without_sidecar(patient)
+    handle = patient.orchestrator.submit(a_call("text"))
+    await stage.submitted.wait()
+    await eventually(lambda: "thinker" in patient.orchestrator.status().missing)
+    assert len(stage.submits) == 1, "the second attempt waits"
+    stage.script, stage.problem = None, ""
+    assert text_of(await all_outputs(handle)) == "Hello world."
+
+
+async def test_a_stage_that_does_not_come_back_is_an_error_that_says_so(rig: Rig) -> None:
+    stage = await without_sidecar(rig)
+    handle = rig.orchestrator.submit(a_call("text"))
+    with pytest.raises(StageUnavailable, match="no connector sidecar"):
+        await all_outputs(handle)
+    assert len(stage.submits) == 1
 
 
 async def test_cancel_reaches_the_present_attempt(rig: Rig) -> None:

@@ -76,3 +76,15 @@ async def test_requests_are_refused_at_once_while_the_sidecar_is_gone_and_work_w
             await until(lambda: len(p.of(control.StageFinished)) == 4, "r3 went through all stages")
         finally:
             await again.close()
+
+
+async def test_a_refusal_says_first_that_the_replica_is_unwell(tmp_path: Path) -> None:
+    """R5: else the entry would try it again at once, and /ready would call it live until the next heartbeat."""
+    async with a_pipeline(tmp_path, heartbeat_seconds=3600.0) as p:
+        await p.sidecar.close()
+        await until(lambda: all("sidecar" in str(w.missing) for w in p.workers.values()), "nobody is ready")
+        p.beats.clear()
+        await p.submit("r1", stages=("talker",))
+        await until(lambda: len(p.of(control.StageFailed)) == 1, "refused")
+        assert not p.beats["talker"].healthy
+        assert "no connector sidecar" in p.beats["talker"].detail

@@ -113,6 +113,7 @@ class Pipeline:
         self.hellos: dict[str, control.Hello] = {}
         self.received: list[tuple[str, control.StageMessage]] = []
         self.refuse = ""
+        self.heartbeat_seconds = 0.2
         self.beats: dict[str, control.Heartbeat] = {}
         self.sidecar: Sidecar
         self.workers: dict[str, Worker] = {}
@@ -130,7 +131,9 @@ class Pipeline:
         if isinstance(message, control.Hello):
             names[peer] = message.stage
             self.peers[message.stage], self.hellos[message.stage] = peer, message
-            answer: control.OrchestratorMessage = control.Welcome(orchestrator="o1", heartbeat_seconds=0.2)
+            answer: control.OrchestratorMessage = control.Welcome(
+                orchestrator="o1", heartbeat_seconds=self.heartbeat_seconds
+            )
             if self.refuse:
                 answer = control.Refused(reason=self.refuse)
             await self.router.send_multipart([peer, control.encode(answer)])
@@ -208,7 +211,7 @@ def sidecar_options(root: Path) -> SidecarOptions:
 
 @asynccontextmanager
 async def a_pipeline(
-    root: Path, plan: ResolvedPlan | None = None, **engines: CountingEngine
+    root: Path, plan: ResolvedPlan | None = None, *, heartbeat_seconds: float = 0.2, **engines: CountingEngine
 ) -> AsyncIterator[Pipeline]:
     plan, keys = plan or a_plan(), generate_keys(root / "curve")
     async with AsyncExitStack() as stack:
@@ -217,6 +220,7 @@ async def a_pipeline(
         stack.push_async_callback(sidecar.close)
         pipeline = Pipeline(root, plan, keys, await stack.enter_async_context(Channels(keys)))
         pipeline.sidecar = sidecar
+        pipeline.heartbeat_seconds = heartbeat_seconds
         serving = asyncio.create_task(pipeline.serve())
         for stage in ("thinker", "talker", "code2wav"):
             pipeline.start(stage, engines.get(stage) or CountingEngine(stage))
