@@ -1,7 +1,7 @@
 """Exactness under load: whatever else is in the batch, in whichever replica, under whatever pressure on the KV cache.
 
 Text, audio, image and video prompts, text-only and spoken, cut off at different lengths, 1 to 16 in flight, against what
-transformers gives for each alone (R22, R25, R27).
+transformers gives for each alone (R22, R25, R26, R27).
 """
 
 from __future__ import annotations

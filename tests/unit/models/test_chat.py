@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from omni_runtime.errors import InvalidRequest
+from omni_runtime.models import chat as chat_module
 from omni_runtime.models.chat import ChatFamily, Qwen3OmniChat, TextChat, detokenize, tokenize
 from omni_runtime.models.qwen3_omni_tiny import SPECIAL_TOKENS
-from tests.unit.stages.qwen3_reference import tiny_model_path
+from tests.unit.models.videos import a_video, noise
+from tests.unit.stages.qwen3_reference import VIDEO_SIZE, tiny_model_path
 
 TEXT = "Grüße, 3.14 and more"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -59,3 +62,31 @@ def test_a_prompt_is_its_ids(text_chat: TextChat) -> None:
 def test_qwen3_omni_needs_its_template(omni_chat: Qwen3OmniChat) -> None:
     with pytest.raises(InvalidRequest, match="/v1/chat/completions"):
         omni_chat.completion(TEXT)
+
+
+def says_videos(*videos: np.ndarray) -> list[dict[str, object]]:
+    return [{"role": "user", "content": [{"type": "video", "data": a_video(frames)} for frames in videos]}]
+
+
+@pytest.mark.parametrize("capped", [False, True])
+def test_the_talker_hears_the_grid_that_the_thinker_sees(capped: bool) -> None:
+    """The processor scales one frame instead of all of them, where that says the same."""
+    chat = Qwen3OmniChat(tiny_model_path(), {"size": VIDEO_SIZE, "cap_pixels_per_frame": capped})
+    videos = [noise(1), noise(4, 64, 16), noise(5, 100, 40)]
+    built = chat.prompt(says_videos(*videos))
+    whole = chat._processor(
+        text=["<|video_pad|>" * 3], videos=videos, fps=2.0, size=VIDEO_SIZE, cap_pixels_per_frame=capped
+    )
+    assert built.row_meta["video_grid_thw"] == np.asarray(whole["video_grid_thw"]).reshape(-1).tolist()
+    assert built.row_meta["video_second_per_grid"] == whole["video_second_per_grid"] == [1.0] * 3
+    assert built.prompt["mm_processor_kwargs"] == {"fps": 2.0}
+    assert all(np.array_equal(a, b) for a, b in zip(built.prompt["multi_modal_data"]["video"], videos, strict=True))
+
+
+def test_the_videos_of_a_request_share_what_they_may_keep(
+    omni_chat: Qwen3OmniChat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_module, "MAX_TAKEN_PIXELS", 5 * 32 * 48)
+    omni_chat.prompt(says_videos(noise(5)))
+    with pytest.raises(InvalidRequest, match=r"^messages\[0\]\.content\[1\]: the videos of this request have over"):
+        omni_chat.prompt(says_videos(noise(3), noise(3)))

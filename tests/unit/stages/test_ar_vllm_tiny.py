@@ -72,6 +72,10 @@ def a_chat(k: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     if k % 4 == 3:
         frames = noise(2 + k % 3, seed=k)
         part = {"type": "video", "data": a_video(frames), "media_type": "video/mp4"}
+        if k == 11:
+            tone = np.sin(np.arange(16_000) / 9).astype(np.float32)
+            sound = {"type": "audio", "data": wav(tone), "format": "wav"}
+            return [{"role": "user", "content": [part, sound, text]}], {"videos": [frames], "audio": [tone]}
         return [{"role": "user", "content": [part, text]}], {"videos": [frames]}
     if k % 3 == 1:
         tone = (0.5 * np.sin(np.arange(16_000) / (5 + k))).astype(np.float32)
