@@ -42,6 +42,7 @@ class ChunkPlanner:
     def __init__(self, policy: ChunkPolicy) -> None:
         self._policy = policy
         self._size = policy.initial
+        self._begun = False
 
     def take(self, held: int, *, flush: bool) -> tuple[int, ...]:
         """Of `held` frames that have not left, the chunks that leave now, in order; with `flush`, all of them.
@@ -59,8 +60,8 @@ class ChunkPlanner:
         return tuple(sizes)
 
     def feedback(self, waiting: int) -> None:
-        """The consumer has taken a chunk, and `waiting` others lie ready for it."""
-        if not self._policy.adaptive:
+        """The consumer has taken a chunk, and `waiting` others lie ready for it. The first chunk is small whatever it says."""
+        if not (self._policy.adaptive and self._begun):
             return
         if waiting == 0:
             self._size = max(self._policy.initial, self._size // 2)
@@ -68,6 +69,7 @@ class ChunkPlanner:
             self._size = min(self._policy.regular, self._size * 2)
 
     def _after_chunk(self) -> None:
+        self._begun = True
         if self._policy.ramp:
             self._size = min(self._policy.regular, self._size * 2)
         elif not self._policy.adaptive:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from omni_runtime.deploy.plan import EdgePlan
@@ -43,6 +43,7 @@ def cut(planner: ChunkPlanner, groups: list[int], waiting: list[int], *, flush_e
 
 
 @given(policies(), arrivals, st.lists(st.integers(0, 4), max_size=12), st.booleans())
+@example(ChunkPolicy(1, 2, adaptive=True), [0, 2], [2], False)  # feedback before the first chunk
 def test_every_frame_leaves_once_in_chunks_of_legal_size(
     policy: ChunkPolicy, groups: list[int], waiting: list[int], flush_each: bool
 ) -> None:
