@@ -105,6 +105,7 @@ def test_sizes(sizing: str, mode: str, waiting: list[int], expected: list[int]) 
 
 def test_an_adaptive_edge_shrinks_again_when_the_consumer_waits() -> None:
     planner = ChunkPlanner(ChunkPolicy.of(an_edge(4, 32, "adaptive")))
+    assert planner.take(4, flush=False) == (4,)
     seen = []
     for waiting in (3, 3, 3, 1, 0, 0, 0, 0):
         planner.feedback(waiting)
