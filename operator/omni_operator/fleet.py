@@ -15,7 +15,7 @@ from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_crds.v1alpha1.tenant import OmniTenant
 from omni_operator import logs
 from omni_operator.errors import KubeError
-from omni_operator.kinds import NODE, POD, QUOTA, TENANT, JsonObject
+from omni_operator.kinds import DEVICE_CLASS, NODE, POD, QUOTA, SLICE, TENANT, JsonObject, Kind
 from omni_operator.kube import KubeApi
 from omni_operator.observe import parse_tenant
 from omni_operator.observed import Key
@@ -31,6 +31,8 @@ _SPEC = ("containers", "initContainers", "overhead", "nodeName", "nodeSelector")
 class _Reading:
     nodes: tuple[JsonObject, ...]
     pods: tuple[JsonObject, ...]
+    slices: tuple[JsonObject, ...]
+    device_classes: tuple[JsonObject, ...]
     at: float
 
 
@@ -64,7 +66,14 @@ class FleetReader:
             logs.warning("fleet.unread", pipeline=str(key), error=str(error))
             return None
         age = self._monotonic() - reading.at
-        view = cluster_view(reading.nodes, reading.pods, quotas.items, pipeline=(key.namespace, key.name))
+        view = cluster_view(
+            reading.nodes,
+            reading.pods,
+            quotas.items,
+            slices=reading.slices,
+            device_classes=reading.device_classes,
+            pipeline=(key.namespace, key.name),
+        )
         return replace(view, age_seconds=age)
 
     async def tenant_of(self, namespace: str) -> OmniTenant | None:
@@ -85,8 +94,19 @@ class FleetReader:
             started = self._monotonic()
             nodes = await self._kube.list(NODE, None)
             pods = await self._kube.list(POD, None)
-            self._reading = _Reading(tuple(nodes.items), tuple(_slim(p) for p in pods.items), started)
+            slices, classes = await self._optional(SLICE), await self._optional(DEVICE_CLASS)
+            slim = tuple(_slim(p) for p in pods.items)
+            self._reading = _Reading(tuple(nodes.items), slim, slices, classes, started)
             return self._reading
+
+    async def _optional(self, kind: Kind) -> tuple[JsonObject, ...]:
+        """Nothing where the API server does not serve the kind."""
+        try:
+            return tuple((await self._kube.list(kind, None)).items)
+        except KubeError as error:
+            if error.status == 404:
+                return ()
+            raise
 
 
 def _usage_of(

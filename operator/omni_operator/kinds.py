@@ -45,6 +45,8 @@ NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolici
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 NODE = Kind("", "v1", "Node", "nodes", namespaced=False)
 QUOTA = Kind("", "v1", "ResourceQuota", "resourcequotas")
+SLICE = Kind("resource.k8s.io", "v1", "ResourceSlice", "resourceslices", namespaced=False)
+DEVICE_CLASS = Kind("resource.k8s.io", "v1", "DeviceClass", "deviceclasses", namespaced=False)
 EVENT = Kind("events.k8s.io", "v1", "Event", "events")
 CRD = Kind("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
 

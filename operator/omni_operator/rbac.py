@@ -41,6 +41,8 @@ RULES: tuple[Rule, ...] = (
     Rule("", "pods", ("list", "watch"), "readiness, and the reason why a pod is not ready"),
     Rule("", "pods", ("patch",), "one annotation, pod-deletion-cost: which replicas leave first when a stage shrinks"),
     Rule("", "nodes", ("list",), "while a pod has no node or a stage grows: labels, taints and devices"),
+    Rule("resource.k8s.io", "resourceslices", ("list",), "the same: devices that a DRA driver offers"),
+    Rule("resource.k8s.io", "deviceclasses", ("list",), "the same: by which resource a pod gets them"),
     Rule("", "resourcequotas", ("list",), "while a pod has no node or a stage grows: what the namespace may ask for"),
     Rule(
         GROUP,

@@ -24,13 +24,14 @@ Key = tuple[str, str]  # namespace ("" for what has none), name
 
 WATCH_SECONDS = 20
 BACKOFF_START, BACKOFF_MAX = 0.5, 15.0
+ABSENT_SECONDS = 20.0  # between two looks whether the API server serves an optional kind by now
 
 
 class Mirror(Generic[T]):
     """A copy of all objects of one kind, each reduced to what the rules need.
 
     project: from the object as the API server sends it; None leaves it out. changed: called with the key after each change.
-    keep_revisions: for `news`.
+    keep_revisions: for `news`. optional: an API server that never served the kind has no objects of it.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Mirror(Generic[T]):
         changed: Callable[[Key, T | None], None] = lambda _key, _value: None,
         monotonic: Callable[[], float] = time.monotonic,
         keep_revisions: bool = False,
+        optional: bool = False,
     ) -> None:
         self.kind = kind
         self.items: dict[Key, T] = {}
@@ -49,6 +51,7 @@ class Mirror(Generic[T]):
         self._monotonic = monotonic
         self.listed: Callable[[], None] = lambda: None  # called at the end of each list
         self._complete_at: float | None = None
+        self._optional, self._served = optional, False
         self._revisions: dict[Key, str] | None = {} if keep_revisions else None
         self._seen = ""  # resourceVersion up to which events were taken in; "": a list is needed
 
@@ -69,6 +72,9 @@ class Mirror(Generic[T]):
             except Expired:
                 self._seen = ""
             except KubeError as error:
+                if self._optional and error.status == 404 and not self._served:
+                    await self._absent()
+                    continue
                 logs.warning("cache.interrupted", resource=self.kind.plural, error=str(error), age=self.age)
                 await asyncio.sleep(pause * random.uniform(0.7, 1.0))
                 pause = min(pause * 2, BACKOFF_MAX)
@@ -98,9 +104,17 @@ class Mirror(Generic[T]):
             self._changed(key, value)
             if number % 20 == 0:
                 await asyncio.sleep(0)
-        self._complete_at = started
+        self._complete_at, self._served = started, True
         self.listed()
         return version
+
+    async def _absent(self) -> None:
+        """The kind is not served: that is an answer too, and it is asked for again now and then."""
+        first, self._complete_at = self._complete_at is None, self._monotonic()
+        if first:
+            logs.info("cache.absent", resource=self.kind.plural)
+            self.listed()
+        await asyncio.sleep(ABSENT_SECONDS)
 
     async def _watch(self, kube: Kube) -> None:
         """Follow until the server ends the watch. A break in the middle raises; the next watch goes on from there."""

@@ -12,9 +12,11 @@ from typing import Any
 from omni_operator.names import PIPELINE_LABEL, pipeline_label
 from omni_operator.placement import ClusterView, NodeView, QuotaView, pod_resources
 from omni_operator.placement.demand import PodDemand
+from omni_operator.placement.dra import DeviceClass, Slice, with_offer
 from omni_operator.placement.views import holds_resources
 from omni_webhooks.cache import Key
 from omni_webhooks.index import NodeIndex
+from omni_webhooks.offers import NOTHING, Offers
 
 Json = Mapping[str, Any]
 
@@ -49,7 +51,9 @@ class Nodes:
     """The nodes with what is used of them."""
 
     def __init__(self) -> None:
-        self._plain: dict[str, NodeView] = {}
+        self._told: dict[str, NodeView] = {}  # as the node tells of itself
+        self._offers = Offers()
+        self._plain: dict[str, NodeView] = {}  # with what it offers through DRA
         self._loads: dict[str, dict[str, int]] = {}
         self._pods: dict[Key, PodUse] = {}
         self._ours: dict[tuple[str, str], set[Key]] = {}  # (namespace, pipeline label) -> its pods
@@ -59,12 +63,26 @@ class Nodes:
     # ------------------------------------------------------------------ events
     def node_changed(self, key: Key, node: NodeView | None) -> None:
         if node is None:
+            self._told.pop(key[1], None)
             self._plain.pop(key[1], None)
             self._loaded.pop(key[1], None)
             self._index.put(key[1], None)
-        elif self._plain.get(key[1]) != node:  # most of what a node says of itself is a heartbeat
-            self._plain[key[1]] = node
-            self._refresh(key[1])
+        elif self._told.get(key[1]) != node:  # most of what a node says of itself is a heartbeat
+            self._told[key[1]] = node
+            self._offer([key[1]])
+
+    def slice_changed(self, key: Key, value: Slice | None) -> None:
+        self._offer(self._offers.slice_changed(key, value))
+
+    def class_changed(self, key: Key, value: DeviceClass | None) -> None:
+        self._offer(self._offers.class_changed(key, value))
+
+    def _offer(self, names: Iterable[str]) -> None:
+        for name in names:
+            node, offer = self._told.get(name), self._offers.of(name)
+            if node is not None:  # slices may come before their node
+                self._plain[name] = node if offer == NOTHING else with_offer(node, offer)
+                self._refresh(name)
 
     def pod_changed(self, key: Key, pod: PodUse | None) -> None:
         former = self._pods.get(key)

@@ -20,6 +20,8 @@ CACHE_RULES: tuple[Rule, ...] = (
     Rule(GROUP, "omniruntimeprofiles", FOLLOW, "images, device classes and connectors that a plan is resolved with"),
     Rule(GROUP, "omnitenants", FOLLOW, "budgets, and what a tenant may use"),
     Rule("", "nodes", FOLLOW, "devices, labels and taints that placement is checked against"),
+    Rule("resource.k8s.io", "resourceslices", FOLLOW, "devices that nodes offer through DRA"),
+    Rule("resource.k8s.io", "deviceclasses", FOLLOW, "by which resource a pod gets them"),
     Rule("", "pods", FOLLOW, "what of the nodes is in use"),
     Rule("", "resourcequotas", FOLLOW, "what the namespace of a pipeline may use"),
 )

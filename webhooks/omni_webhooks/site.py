@@ -13,9 +13,21 @@ from omni_crds.v1alpha1.pipeline import OmniPipeline
 from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_crds.v1alpha1.tenant import OmniTenant
 from omni_operator.errors import KubeError, NotFound
-from omni_operator.kinds import NODE, PIPELINE, POD, PROFILE, QUOTA, STAGE, TENANT, JsonObject
+from omni_operator.kinds import (
+    DEVICE_CLASS,
+    NODE,
+    PIPELINE,
+    POD,
+    PROFILE,
+    QUOTA,
+    SLICE,
+    STAGE,
+    TENANT,
+    JsonObject,
+)
 from omni_operator.kube import Kube
 from omni_operator.placement import Catalogue, ClusterView
+from omni_operator.placement.dra import read_class, read_slice
 from omni_operator.placement.question import common_labels
 from omni_operator.placement.views import node_view, quota_view
 from omni_webhooks import logs
@@ -72,6 +84,10 @@ class Site:
         self.stages = Mirror(STAGE, read_stage, changed=self._stage_changed, monotonic=monotonic)
         self.nodes = Nodes()
         self.node_list = Mirror(NODE, node_view, changed=self.nodes.node_changed, monotonic=monotonic)
+        self.slices = Mirror(SLICE, read_slice, changed=self.nodes.slice_changed, monotonic=monotonic, optional=True)
+        self.device_classes = Mirror(
+            DEVICE_CLASS, read_class, changed=self.nodes.class_changed, monotonic=monotonic, optional=True
+        )
         self.pods = Mirror(POD, read_pod, changed=self.nodes.pod_changed, monotonic=monotonic)
         self.quotas = Mirror(QUOTA, quota_view, monotonic=monotonic)
         self._catalogue: tuple[dict[str, OmniRuntimeProfile], Catalogue] = ({}, Catalogue({}))
@@ -87,7 +103,11 @@ class Site:
     @property
     def mirrors(self) -> tuple[Mirror[Any], ...]:
         own = (self.profiles, self.tenants, self.pipelines, self.stages)
-        return (*own, self.node_list, self.quotas, self.pods) if self._placement.nodes else own
+        return (*own, *self._of_placement) if self._placement.nodes else own
+
+    @property
+    def _of_placement(self) -> tuple[Mirror[Any], ...]:
+        return self.node_list, self.quotas, self.pods, self.slices, self.device_classes
 
     async def run(self) -> None:
         """Follow everything for ever. Profiles come first: what pipelines ask for is worked out with them."""
@@ -165,7 +185,7 @@ class Site:
         self, profiles: dict[str, OmniRuntimeProfile], tenants: dict[str, OmniTenant], *, confirmed: bool
     ) -> Context:
         ages: dict[str, float | None] = {mirror.kind.plural: mirror.age for mirror in self.mirrors}
-        for mirror in (self.node_list, self.quotas, self.pods):
+        for mirror in self._of_placement:
             ages.setdefault(mirror.kind.plural, 0.0)  # not followed, since no rule will look
         if confirmed:
             ages |= {PROFILES: 0.0, TENANTS: 0.0}
@@ -190,7 +210,9 @@ class Site:
             pipeline,
             quotas,
             domain_label=self._placement.domain_label,
-            age_seconds=max(self.node_list.age or 0.0, self.pods.age or 0.0),
+            age_seconds=max(
+                mirror.age or 0.0 for mirror in (self.node_list, self.pods, self.slices, self.device_classes)
+            ),
         )
 
     def _catalogue_of(self, profiles: dict[str, OmniRuntimeProfile]) -> Catalogue:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,17 @@ from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_crds.v1alpha1.tenant import OmniTenant
 from omni_operator.placement import Catalogue, ClusterView, NodeView
 from omni_operator.placement.devices import BUILT_IN
+from omni_operator.placement.dra import read_class, read_slice
 from omni_operator.placement.types import CPU, MEMORY, PODS
-from omni_operator.placement.views import belongs_to, classes_in_use, cluster_view, tenant_view
+from omni_operator.placement.views import (
+    belongs_to,
+    classes_in_use,
+    cluster_view,
+    node_view,
+    quota_view,
+    tenant_view,
+    usage,
+)
 from omni_runtime.deploy.load import load_profiles
 from omni_runtime.errors import FieldError, InvalidPipeline, OmniError
 
@@ -28,6 +37,15 @@ DEADLINE_SECONDS = 60
 _WORDS = re.compile(r"(?P<device>[a-z0-9][a-z0-9.-]*)=(?P<nodes>[0-9]{1,4})(x(?P<devices>[0-9]{1,3}))?")
 # Of a node that is only named by its devices: enough for the engines of the examples.
 CORES_PER_DEVICE, GIB_PER_DEVICE = 16, 160
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
+    "Node": node_view,
+    "Pod": lambda pod: usage([pod]),
+    "ResourceQuota": quota_view,
+    "ResourceSlice": read_slice,
+    "DeviceClass": read_class,
+}
 
 
 class ClusterUnreachable(OmniError):
@@ -72,6 +90,8 @@ def cluster_facts(namespace: str, pipeline: str, autoscaler: bool, domain: str |
     objects = [
         *_kubectl("nodes"),
         *_kubectl("pods", "--all-namespaces"),
+        *_kubectl("resourceslices", optional=True),
+        *_kubectl("deviceclasses", optional=True),
         *_kubectl("resourcequotas", "--namespace", namespace),
     ]
     profiles = {
@@ -140,6 +160,8 @@ def _view(
         by_kind.get("Node", []),
         by_kind.get("Pod", []),
         by_kind.get("ResourceQuota", []),
+        slices=by_kind.get("ResourceSlice", []),
+        device_classes=by_kind.get("DeviceClass", []),
         pipeline=pipeline,
         nodes_may_be_added=autoscaler,
         domain_label=domain,
@@ -163,10 +185,22 @@ def _read_objects(path: Path) -> list[dict[str, Any]]:
             listed = items if isinstance(items, list) else [document]
             if not all(isinstance(i, dict) and _is_object(i) for i in listed):
                 raise _unreadable(path, "it has an item that is no Kubernetes object")
-            found += [{"kind": kind, **i} for i in listed]
+            found += [_checked(path, {"kind": kind, **i}) for i in listed]
     if not any(body.get("kind") == "Node" for body in found):
         raise _unreadable(path, "it has no Node")
     return found
+
+
+def _checked(path: Path, body: dict[str, Any]) -> dict[str, Any]:
+    """The object, if it can be read as what it calls itself; how is `placement.views`' concern."""
+    kind, name = str(body.get("kind")), str((body.get("metadata") or {}).get("name"))
+    project = _READERS.get(kind)
+    try:
+        if project is not None:
+            project(body)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path, f"{kind} {name!r} is not as Kubernetes writes it: {error}") from error
+    return body
 
 
 def _is_object(body: Mapping[str, Any]) -> bool:
@@ -199,12 +233,15 @@ def last_words(stderr: str) -> str:
     return " ".join(lines) or stderr.strip()
 
 
-def _kubectl(*words: str) -> list[dict[str, Any]]:
+def _kubectl(*words: str, optional: bool = False) -> list[dict[str, Any]]:
+    """optional: nothing where the server does not know the resource."""
     command = ["kubectl", "get", *words, "-o", "json", f"--request-timeout={DEADLINE_SECONDS}s"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS * 2, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ClusterUnreachable(f"kubectl get {words[0]}: {error}") from error
+    if optional and "doesn't have a resource type" in result.stderr:
+        return []
     if result.returncode != 0:
         raise ClusterUnreachable(f"kubectl get {words[0]}: {last_words(result.stderr)}")
     listed: list[dict[str, Any]] = json.loads(result.stdout).get("items") or []

@@ -40,7 +40,7 @@ def fleet_of(nodes: Iterable[NodeView], labels: frozenset[str]) -> Fleet:
 def static_of(node: NodeView, labels: frozenset[str]) -> object:
     """What of a node stays as it is while pods come and go, as far as it can make a difference."""
     kept = frozenset((k, v) for k, v in node.labels.items() if k in labels or _tells(k))
-    return kept, node.taints, frozenset(node.allocatable.items())
+    return kept, node.taints, frozenset(node.allocatable.items()), frozenset(node.memories.items())
 
 
 _tells = lru_cache(maxsize=4096)(tells_devices)

@@ -1,20 +1,17 @@
-"""What the accelerators of a node are, from its labels and allocatable resources, or from DRA ResourceSlices. Pure.
+"""What the accelerators of a node are, from its labels and allocatable resources. Pure.
 
 Understood: NVIDIA GPU feature discovery (also MIG, strategies single and mixed, and time slicing), AMD's node labeller,
-Ascend's device plugin, Intel's GPU plugin and Gaudi, and the ResourceSlices of any DRA driver that says a capacity
-`memory`.
+Ascend's device plugin, Intel's GPU plugin and Gaudi; and the memory that a ResourceSlice states (`dra`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from omni_operator.placement.devices import BUILT_IN, PRODUCT_LABELS, DeviceSpec, by_product, slice_memory
+from omni_operator.placement.devices import BUILT_IN, PRODUCT_LABELS, by_product, slice_memory
 from omni_operator.placement.types import NodeView
-from omni_runtime.deploy.quantity import parse_quantity
 
 MIB = 1 << 20
 _RESOURCES = {d.resource_name for d in BUILT_IN if d.resource_name}
@@ -49,16 +46,17 @@ def node_inventory(node: NodeView) -> tuple[DeviceInventory, ...]:
     found = []
     for resource, count in sorted(node.allocatable.items()):
         if resource in _RESOURCES or resource.startswith("nvidia.com/mig-"):
-            found.append(_inventory(node.labels, resource, count))
+            found.append(_inventory(node, resource, count))
     return tuple(found)
 
 
 def device_memory(node: NodeView, resource: str) -> int | None:
-    """Bytes of one device of this resource, where the node's labels or its product say so."""
-    return _inventory(node.labels, resource, node.allocatable.get(resource, 0)).memory
+    """Bytes of one device of this resource, where the node's labels, its product or its ResourceSlices say so."""
+    return _inventory(node, resource, node.allocatable.get(resource, 0)).memory
 
 
-def _inventory(labels: Mapping[str, str], resource: str, count: int) -> DeviceInventory:
+def _inventory(node: NodeView, resource: str, count: int) -> DeviceInventory:
+    labels = node.labels
     product = next((labels[k] for k in PRODUCT_LABELS if k in labels), "")
     known = by_product(product)
     if known is not None and known.resource_name != resource and not resource.startswith("nvidia.com/mig-"):
@@ -74,6 +72,8 @@ def _inventory(labels: Mapping[str, str], resource: str, count: int) -> DeviceIn
         memory, source = slice_memory(f"nvidia.com/mig-{profile}"), "MIG profile of the product label"
     elif stated is not None:
         memory, source = stated, "memory label"
+    elif resource in node.memories:
+        memory, source = node.memories[resource], "ResourceSlice"
     elif known is not None:
         memory, source = known.memory, "product label"
     else:
@@ -106,58 +106,3 @@ def _counted_vram(labels: Mapping[str, str]) -> str | None:
 
 def _positive(text: str | None) -> int:
     return int(text) if text and re.fullmatch("[0-9]{1,9}", text) else 0
-
-
-def slice_inventory(slices: Iterable[Mapping[str, Any]]) -> dict[str, tuple[DeviceInventory, ...]]:
-    """Node name -> its DRA devices, by driver and product. Only the newest generation of each pool counts."""
-    newest: dict[tuple[str, str], int] = {}
-    listed = [s.get("spec") or {} for s in slices]
-    for spec in listed:
-        pool = spec.get("pool") or {}
-        key = (str(spec.get("driver")), str(pool.get("name")))
-        newest[key] = max(newest.get(key, 0), int(pool.get("generation") or 0))
-    counts: dict[str, dict[tuple[str, str, int | None], int]] = {}
-    for spec in listed:
-        pool = spec.get("pool") or {}
-        key = (str(spec.get("driver")), str(pool.get("name")))
-        node = spec.get("nodeName")
-        if not node or int(pool.get("generation") or 0) < newest[key]:
-            continue
-        for device in spec.get("devices") or []:
-            body = device.get("basic") or device  # v1beta1 wraps the device once more
-            attributes, capacity = body.get("attributes") or {}, body.get("capacity") or {}
-            product = str(_attribute(attributes, "productName") or _attribute(attributes, "model") or "")
-            entry = (key[0], product, _capacity(capacity))
-            counts.setdefault(str(node), {}).setdefault(entry, 0)
-            counts[str(node)][entry] += 1
-    return {
-        node: tuple(
-            DeviceInventory(driver, count, product, memory, _class_of(product), source="ResourceSlice")
-            for (driver, product, memory), count in sorted(found.items(), key=lambda item: str(item[0]))
-        )
-        for node, found in counts.items()
-    }
-
-
-def _attribute(attributes: Mapping[str, Any], name: str) -> Any:
-    """Attributes may carry the driver's domain: gpu.example.com/model."""
-    for key, value in attributes.items():
-        if key.rpartition("/")[2] == name and isinstance(value, Mapping):
-            return next(iter(value.values()), None)
-    return None
-
-
-def _capacity(capacity: Mapping[str, Any]) -> int | None:
-    for key, value in capacity.items():
-        if key.rpartition("/")[2] in ("memory", "vram"):
-            text = value.get("value") if isinstance(value, Mapping) else value
-            try:
-                return int(parse_quantity(str(text)))
-            except ValueError:
-                return None
-    return None
-
-
-def _class_of(product: str) -> str | None:
-    known: DeviceSpec | None = by_product(product.replace(" ", "-")) or by_product(product.replace(" ", "_"))
-    return known.name if known else None

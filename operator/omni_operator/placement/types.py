@@ -27,7 +27,10 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node. `used` is what its pods request, without those of the pipeline that is checked."""
+    """One node. `used` is what its pods request, without those of the pipeline that is checked.
+
+    memories: resource -> bytes of one device, where a ResourceSlice says it.
+    """
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -35,6 +38,7 @@ class NodeView:
     allocatable: Resources = field(default_factory=dict)
     used: Resources = field(default_factory=dict)
     schedulable: bool = True  # Ready, and not cordoned
+    memories: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

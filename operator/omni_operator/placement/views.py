@@ -6,15 +6,17 @@ out, because the check places all of them anew: an edit must not be refused for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from omni_crds.v1alpha1.tenant import OmniTenant
 from omni_operator.names import PIPELINE_LABEL, pipeline_label
 from omni_operator.placement.demand import amounts, pod_resources
 from omni_operator.placement.devices import DeviceSpec
+from omni_operator.placement.dra import classes_by_resource, offers, read_class, read_slice, with_offer
 from omni_operator.placement.types import ClusterView, NodeView, QuotaView, Resources, Taint, TenantView
 
+T = TypeVar("T")
 Json = Mapping[str, Any]
 
 
@@ -24,7 +26,7 @@ def node_view(node: Json, used: Resources | None = None) -> NodeView:
     ready = next((c.get("status") for c in status.get("conditions") or [] if c.get("type") == "Ready"), "True")
     return NodeView(
         name=str(meta.get("name", "")),
-        labels=dict(meta.get("labels") or {}),
+        labels={str(name): str(value) for name, value in (meta.get("labels") or {}).items()},
         # A cordoned node carries a taint too, but `unschedulable` is what its owner set.
         taints=tuple(
             Taint(str(t.get("key", "")), str(t.get("value") or ""), str(t.get("effect", "NoSchedule")))
@@ -116,21 +118,30 @@ def cluster_view(
     pods: Iterable[Json] = (),
     quotas: Iterable[Json] = (),
     *,
+    slices: Iterable[Json] = (),
+    device_classes: Iterable[Json] = (),
     pipeline: tuple[str, str] | None = None,
     tenant: TenantView | None = None,
     nodes_may_be_added: bool = False,
     domain_label: str | None = None,
     age_seconds: float = 0.0,
 ) -> ClusterView:
-    """The cluster for one pipeline (namespace, name). pods: of all namespaces; quotas: of the pipeline's."""
+    """The cluster for one pipeline (namespace, name). pods: of all namespaces; quotas: of the pipeline's; slices and
+    device_classes: DRA's ResourceSlices and DeviceClasses."""
     listed = list(pods)
+    offered = offers(_read(read_slice, slices), classes_by_resource(_read(read_class, device_classes)))
     loads = usage(listed, pipeline)
     own = [p for p in listed if pipeline and belongs_to(p, *pipeline)]
+    views = [node_view(n, loads.get(str((n.get("metadata") or {}).get("name", "")))) for n in nodes]
     return ClusterView(
-        nodes=tuple(node_view(n, loads.get(str((n.get("metadata") or {}).get("name", "")))) for n in nodes),
+        nodes=tuple(with_offer(v, offered[v.name]) if v.name in offered else v for v in views),
         quotas=tuple(quota_view(q, own) for q in quotas),
         tenant=tenant,
         nodes_may_be_added=nodes_may_be_added,
         domain_label=domain_label,
         age_seconds=age_seconds,
     )
+
+
+def _read(project: Callable[[Json], T | None], bodies: Iterable[Json]) -> list[T]:
+    return [value for value in map(project, bodies) if value is not None]

@@ -27,7 +27,7 @@ def world(kube: Kube, kubeconfig: Path) -> Iterator[World]:
     for body in made:
         kube.apply(body, manager="world")
     for node in given.nodes():
-        _apply_node(kube, node)
+        add_node(kube, node)
         made.append(node)
     for namespace in given.namespaces:
         _wait_for_account(kube, namespace)
@@ -64,7 +64,7 @@ def warned(kube: Kube) -> Callable[[], list[str]]:
     return lambda: list(kube.warnings)
 
 
-def _apply_node(kube: Kube, node: Object) -> None:
+def add_node(kube: Kube, node: Object) -> None:
     kube.apply({k: v for k, v in node.items() if k != "status"}, manager="world")
     _heartbeat(kube, node)
     # The API server taints every new node as not ready; its controller would take that away, in its own time.

@@ -9,11 +9,12 @@ import pytest
 
 from omni_operator.errors import Transient
 from omni_operator.fleet import FRESH_SECONDS, FleetReader
-from omni_operator.kinds import DEPLOYMENT, NODE, PIPELINE, POD, PROFILE, QUOTA, TENANT, JsonObject
+from omni_operator.kinds import DEPLOYMENT, DEVICE_CLASS, NODE, PIPELINE, POD, PROFILE, QUOTA, SLICE, TENANT, JsonObject
 from omni_operator.observed import Key
 from omni_operator.placement.budgets import exceeds
 from omni_operator.plan.placement import LOOK_AGAIN_SECONDS
 from tests.unit.operator.world import NS, STAGES, World, a_profile
+from tests.unit.placement.dra_objects import a_class, a_device, a_slice
 
 GPU = "nvidia.com/gpu"
 MODEL = {"uri": "hf://someone/smol"}  # packaged models are in the CPU image only
@@ -264,6 +265,31 @@ async def test_nodes_that_cannot_be_read_stop_nothing() -> None:
     world.apply(model=MODEL)
     await world.converge()
     assert world.truth("Ready") == "True"
+
+
+async def test_devices_that_a_dra_driver_offers_are_devices() -> None:
+    world = a_world(devices=0)
+    world.kube.put(DEVICE_CLASS, "", a_class(resource=GPU))
+    world.kube.put(SLICE, "", a_slice([a_device(f"gpu-{i}") for i in range(3)]))
+    world.apply(model=MODEL)
+    await world.converge()
+    assert world.truth("PlacementFeasible") == "True"
+    view = await FleetReader(world.kube).view(Key(NS, "p"))
+    assert view is not None and view.nodes is not None
+    assert view.nodes[0].allocatable[GPU] == 3
+
+
+@pytest.mark.parametrize(("status", "known"), [(404, True), (500, False)])
+async def test_an_api_server_without_dra(status: int, known: bool) -> None:
+    """Not served is an answer; any other error is none (T60)."""
+    world = a_world(devices=3)
+
+    def refuse(verb: str, plural: str, _: str) -> None:
+        if plural in ("resourceslices", "deviceclasses"):
+            raise Transient("no", status)
+
+    world.kube.before = refuse
+    assert (await FleetReader(world.kube).view(Key(NS, "p")) is not None) is known
 
 
 async def test_one_reading_serves_many_pipelines_for_a_moment() -> None:

@@ -1,4 +1,4 @@
-"""Nodes as device plugins and labellers describe them, and DRA ResourceSlices."""
+"""Nodes as device plugins and labellers describe them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from omni_crds.v1alpha1.runtimeprofile import AcceleratorVendor, DeviceClass
 from omni_operator.placement.devices import BUILT_IN, Catalogue, describe, slice_memory
-from omni_operator.placement.inventory import DeviceInventory, device_memory, node_inventory, slice_inventory
+from omni_operator.placement.inventory import device_memory, node_inventory
 from omni_operator.placement.types import NodeView
 from tests.unit.placement.builders import GIB, catalogue, profiles
 
@@ -82,45 +82,6 @@ def test_mixed_mig_has_a_resource_per_profile() -> None:
 
 def test_a_product_of_another_vendor_says_nothing() -> None:
     assert device_memory(node({"nvidia.com/gpu.product": "NVIDIA-L4"}, amd_com__gpu=8), "amd.com/gpu") is None
-
-
-def a_slice(version: str, generation: int, devices: list[dict[str, Any]], pool: str = "n1") -> dict[str, Any]:
-    body = [{"name": d.pop("name"), "basic": d} if version == "v1beta1" else d for d in devices]
-    spec = {
-        "driver": "gpu.nvidia.com",
-        "nodeName": "n1",
-        "pool": {"name": pool, "generation": generation},
-        "devices": body,
-    }
-    return {"apiVersion": f"resource.k8s.io/{version}", "spec": spec}
-
-
-def a_device(name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "attributes": {"productName": {"string": "NVIDIA H100 80GB HBM3"}, "type": {"string": "gpu"}},
-        "capacity": {"memory": {"value": "81559Mi"}},
-    }
-
-
-@pytest.mark.parametrize("version", ["v1", "v1beta1"])
-def test_resource_slices(version: str) -> None:
-    old = a_slice(version, 1, [a_device("gpu-0"), a_device("gpu-1"), a_device("gpu-2")])
-    new = a_slice(version, 2, [a_device("gpu-0"), a_device("gpu-1")])
-    found = slice_inventory([old, new])
-    expected = DeviceInventory(
-        "gpu.nvidia.com", 2, "NVIDIA H100 80GB HBM3", 81559 * MIB, "nvidia-h100-80gb", source="ResourceSlice"
-    )
-    assert found == {"n1": (expected,)}
-
-
-def test_slices_of_other_things_do_no_harm() -> None:
-    network = {
-        "spec": {"driver": "net", "allNodes": True, "pool": {"name": "p", "generation": 1}, "devices": [{"name": "x"}]}
-    }
-    strange = a_slice("v1", 1, [{"name": "d", "capacity": {"gpu.example.com/memory": "1 apple"}}])
-    assert slice_inventory([network, {}]) == {}
-    assert slice_inventory([strange])["n1"][0].memory is None
 
 
 # ------------------------------------------------------------------------------------------------ the catalogue

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from omni_operator.cli import facts
 from omni_operator.cli.plan import DOES_NOT_FIT, INVALID, app
 from tests.unit.placement.builders import EXAMPLES, REPOSITORY
+from tests.unit.placement.dra_objects import a_class, a_device, a_slice
 
 VALUES = str(REPOSITORY / "charts/omni-operator/values.yaml")
 
@@ -102,6 +103,26 @@ def test_nodes_and_pods_from_a_file(tmp_path: Path) -> None:
     assert plan("qwen3-omni", "--nodes", str(path)).exit_code == 0
 
 
+@pytest.mark.parametrize("understood", [True, False])
+def test_devices_that_a_dra_driver_offers(tmp_path: Path, understood: bool) -> None:
+    """As `kubectl get nodes,resourceslices,deviceclasses -o yaml` writes them: no device plugin, and yet devices."""
+    bare = a_node("big", 0)
+    slices = a_slice([a_device(f"gpu-{i}") for i in range(3)], node="big")
+    chosen = a_class() if understood else a_class("device.driver == 'another'")
+    path = tmp_path / "nodes.yaml"
+    path.write_text(yaml.safe_dump({"kind": "List", "items": [bare, slices, chosen]}))
+    assert plan("qwen3-omni", "--nodes", str(path)).exit_code == (0 if understood else DOES_NOT_FIT)
+
+
+def test_the_memory_that_a_slice_states_is_what_counts(tmp_path: Path) -> None:
+    small = a_slice([a_device(f"gpu-{i}", memory="23034Mi") for i in range(3)], node="big")
+    path = tmp_path / "nodes.yaml"
+    path.write_text(yaml.safe_dump({"kind": "List", "items": [a_node("big", 0), small, a_class()]}))
+    result = plan("qwen3-omni", "--nodes", str(path))
+    assert result.exit_code == DOES_NOT_FIT
+    assert "the devices of the nodes with the right labels have 22 GiB" in " ".join(result.stdout.split())
+
+
 def test_the_current_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     values = yaml.safe_load(Path(VALUES).read_text())["profiles"]["cuda"]
     body = {k: v for k, v in values.items() if k not in ("enabled", "image")} | {"images": {"runtime": "x"}}
@@ -113,10 +134,12 @@ def test_the_current_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         ],
         "omniruntimeprofiles": [{"metadata": {"name": "cuda"}, "spec": body}],
         "omnitenants": [],
+        "resourceslices": [],
+        "deviceclasses": [],
     }
     asked: list[tuple[str, ...]] = []
 
-    def kubectl(*words: str) -> list[dict[str, Any]]:
+    def kubectl(*words: str, optional: bool = False) -> list[dict[str, Any]]:
         asked.append(words)
         return [
             {"kind": {"nodes": "Node", "pods": "Pod", "resourcequotas": "ResourceQuota"}.get(words[0]), **o}
@@ -177,6 +200,40 @@ def test_a_file_of_nodes_that_kubectl_did_not_write(tmp_path: Path, text: str) -
     result = plan("smol-omni", "--nodes", str(path))
     assert result.exit_code == INVALID
     assert "no Kubernetes object" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"kind": "Node", "metadata": {"labels": ["a"]}}, "Node 'x'"),
+        ({"kind": "Node", "status": {"allocatable": ["cpu"]}}, "Node 'x'"),
+        ({"kind": "Node", "spec": {"taints": "gpu"}}, "Node 'x'"),
+        ({"kind": "Node", "spec": {"taints": ["gpu"]}}, "Node 'x'"),
+        ({"kind": "Node", "status": {"conditions": ["Ready"]}}, "Node 'x'"),
+        ({"kind": "Pod", "spec": {"nodeName": "n", "containers": ["c"]}}, "Pod 'x'"),
+        ({"kind": "Pod", "spec": {"nodeName": "n", "containers": [{"resources": "much"}]}}, "Pod 'x'"),
+        ({"kind": "ResourceQuota", "spec": {"hard": ["pods"]}}, "ResourceQuota 'x'"),
+        ({"kind": "ResourceSlice", "spec": {"nodeName": "n", "devices": ["d"]}}, "ResourceSlice 'x'"),
+        ({"kind": "ResourceSlice", "spec": {"nodeName": "n", "pool": {"generation": "old"}}}, "ResourceSlice 'x'"),
+        ({"kind": "DeviceClass", "spec": {"selectors": ["all"]}}, "DeviceClass 'x'"),
+    ],
+    ids=str,
+)
+def test_an_object_of_another_shape_is_named(tmp_path: Path, body: dict[str, Any], named: str) -> None:
+    path = tmp_path / "nodes.yaml"
+    wrong = {**body, "metadata": {"name": "x", **body.get("metadata", {})}}
+    path.write_text(yaml.safe_dump_all([a_node("big", 8), wrong]))
+    result = plan("smol-omni", "--nodes", str(path))
+    assert result.exit_code == INVALID
+    assert f"{named} is not as Kubernetes writes it" in " ".join(result.stderr.split())
+
+
+def test_labels_that_yaml_reads_as_numbers(tmp_path: Path) -> None:
+    node = a_node("big", 8)
+    node["metadata"]["labels"] |= {"nvidia.com/gpu.memory": 81559, 1: True}
+    path = tmp_path / "nodes.yaml"
+    path.write_text(yaml.safe_dump(node))
+    assert plan("qwen3-omni", "--nodes", str(path)).exit_code == 0
 
 
 def test_who_names_a_profile_of_a_cluster_learns_where_they_are() -> None:

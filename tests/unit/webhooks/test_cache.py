@@ -72,11 +72,14 @@ async def follow(
     monkeypatch: pytest.MonkeyPatch,
     changed: Callable[[Key, str | None], None] = lambda _key, _value: None,
     clock: Clock | None = None,
+    optional: bool = False,
 ) -> tuple[Mirror[str], Script]:
     """Run a mirror through the script; what it keeps of an object is its `v`."""
     monkeypatch.setattr(cache, "BACKOFF_START", 0.0)
     script = Script(steps=list(steps))
-    mirror = Mirror(TENANT, lambda o: o["spec"].get("v"), changed=changed, monotonic=clock or Clock())
+    mirror = Mirror(
+        TENANT, lambda o: o["spec"].get("v"), changed=changed, monotonic=clock or Clock(), optional=optional
+    )
     task = asyncio.create_task(mirror.run(script))
     async with asyncio.timeout(10):
         await script.done.wait()
@@ -169,3 +172,27 @@ async def test_a_failing_watch_does_not_make_a_copy_young(monkeypatch: pytest.Mo
     )
     clock.now += 100
     assert mirror.age == 100
+
+
+async def test_a_kind_that_is_not_served_has_no_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a cluster without DRA would never be ready; it is asked for again, since it may come with an upgrade."""
+    monkeypatch.setattr(cache, "ABSENT_SECONDS", 0.0)
+    steps = [Transient("HTTP 404 without a Status object", 404), [page(3, obj("a", 1, v="1"))]]
+    mirror, script = await follow(*steps, monkeypatch=monkeypatch, optional=True)
+    assert (names(mirror), script.asked) == ({"a": "1"}, ["list", "list", "watch 3"])
+
+
+@pytest.mark.parametrize(("status", "optional"), [(404, False), (503, True), (None, True)])
+async def test_what_else_goes_wrong_proves_nothing(
+    monkeypatch: pytest.MonkeyPatch, status: int | None, optional: bool
+) -> None:
+    """T60."""
+    mirror, _ = await follow(Transient("no", status), monkeypatch=monkeypatch, optional=optional)
+    assert mirror.age is None
+
+
+async def test_a_kind_that_was_served_is_not_gone_for_a_404(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T60: it is a proxy's, or a moment of the API server."""
+    lost = [Expired("too old", 410), Transient("HTTP 404 without a Status object", 404)]
+    mirror, _ = await follow([page(3, obj("a", 1, v="1"))], *lost, monkeypatch=monkeypatch, optional=True)
+    assert names(mirror) == {"a": "1"}

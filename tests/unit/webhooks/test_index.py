@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 
 from omni_operator.placement import NodeView
 from omni_operator.placement.demand import PodDemand, selects, tolerates
+from omni_operator.placement.dra import read_class, read_slice
 from omni_operator.placement.fleet import Fleet, fleet_of
-from omni_operator.placement.views import node_view
+from omni_operator.placement.views import cluster_view, node_view
 from omni_webhooks.index import NodeIndex, left
 from omni_webhooks.nodes import Nodes, read_pod
+from tests.unit.placement.dra_objects import a_class, a_device, a_slice
 
 LABELS = frozenset({"pool"})
 DEMANDS = (
@@ -62,21 +65,53 @@ POD_EVENTS = st.builds(
 )  # fmt: skip
 
 
-@given(st.lists(NODE_EVENTS | POD_EVENTS | st.just(("labels", "", None)), max_size=30), st.integers(1, 3))
+def without_nothing(node: NodeView) -> NodeView:
+    """What is asked for in the amount of 0 is no use."""
+    return replace(node, used={name: amount for name, amount in node.used.items() if amount})
+
+
+SLICE_EVENTS = st.builds(
+    lambda name, gone, node, pool, generation, count: (
+        "slice", name, None if gone else dra_slice(name, node, pool, generation, count),
+    ),
+    st.sampled_from("st"), st.booleans(), NAMES, st.sampled_from(["", "shared"]), st.integers(1, 2), st.integers(0, 2),
+)  # fmt: skip
+CLASS_EVENTS = st.sampled_from([("class", "gpu", None), ("class", "gpu", a_class())])
+
+
+def dra_slice(name: str, at: str, pool: str, generation: int, count: int) -> dict[str, Any]:
+    return a_slice([a_device(f"d{i}") for i in range(count)], at, generation, pool, name)
+
+
+@given(
+    st.lists(NODE_EVENTS | POD_EVENTS | SLICE_EVENTS | CLASS_EVENTS | st.just(("labels", "", None)), max_size=30),
+    st.integers(1, 3),
+)
 def test_after_any_events_the_index_is_what_a_new_one_would_be(events: list[Any], count: int) -> None:
     nodes, labels = Nodes(), LABELS
     nodes.tell_apart_by(labels)
+    there: dict[str, dict[str, Any]] = {"node": {}, "pod": {}, "slice": {}, "class": {}}
     for what, name, body in events:
         if what == "node":
             nodes.node_changed(("", name), None if body is None else node_view(body))
         elif what == "pod":
             nodes.pod_changed(("ns", name), None if body is None else read_pod(body))
+        elif what == "slice":
+            nodes.slice_changed(("", name), None if body is None else read_slice(body))
+        elif what == "class":
+            nodes.class_changed(("", name), None if body is None else read_class(body))
         else:
             labels = LABELS if labels != LABELS else LABELS | {"kubernetes.io/hostname"}
             nodes.tell_apart_by(labels)
+        if what in there:
+            there[what].pop(name, None)
+            there[what].update({} if body is None else {name: body})
         index = nodes.index(("ns", "pipeline"))
         assert index is not None
         all_nodes = nodes.view(("ns", "pipeline"), [], domain_label=None, age_seconds=0.0).nodes or ()
+        anew = cluster_view(*(there[k].values() for k in ("node", "pod")), slices=there["slice"].values(),
+                            device_classes=there["class"].values())  # fmt: skip
+        assert {n.name: n for n in all_nodes} == {n.name: without_nothing(n) for n in anew.nodes or ()}
         assert told_apart(index.fleet()) == told_apart(fleet_of(all_nodes, labels))
         for kind in index.fleet():
             assert kind.node.name in kind.names
