@@ -112,7 +112,8 @@ def _choose(view: View, stuck: bool) -> tuple[Decision, State]:
     limiting = limiting_stage(view, chosen)
     reason, message = headline(view, stages, limiting, reason, message, stuck)
     moves = tuple(
-        moved(m, now, target, view.now) for m, now, target in zip(view.state.moves, view.current, decided, strict=True)
+        moved(m, now, target, view.now, demand.planned, view.spec.tuning)
+        for m, now, target, demand in zip(view.state.moves, view.current, decided, view.demand, strict=True)
     )
     decision = Decision(
         at=view.now,
@@ -178,6 +179,7 @@ def _shrink(view: View, wishes: Sequence[Wish]) -> tuple[list[int], dict[int, st
         target = settled(wishes, i, view.current[i], view.now, view.spec.tuning.scale_down_seconds)
         if target >= view.current[i] or stage.fixed:
             continue
+        fewer = view.current[i] - max(1, math.floor((view.current[i] - target) * view.spec.tuning.shrink_share))
         why_not = reason_to_keep(
             Shrinking(
                 spec=stage,
@@ -188,10 +190,12 @@ def _shrink(view: View, wishes: Sequence[Wish]) -> tuple[list[int], dict[int, st
                 breach=view.breach.objective,
                 burst=view.demand[i].burst,
                 now=view.now,
+                count=fewer,
+                load=view.demand[i].planned,
             )
         )
         if why_not is None:
-            counts[i] -= max(1, math.floor((view.current[i] - target) * view.spec.tuning.shrink_share))
+            counts[i] = fewer
         else:
             kept[i] = why_not
     return counts, kept

@@ -20,6 +20,18 @@ class Wish:
     counts: tuple[int, ...]
 
 
+REGRET_SHARE = 0.9  # of the load at which a count was too small; below it, it is worth another try
+
+
+@dataclass(frozen=True, slots=True)
+class Regret:
+    """A count that was tried and soon taken back, and the load that it did not bear, in requests per second."""
+
+    count: int
+    load: float
+    at: float
+
+
 @dataclass(frozen=True, slots=True)
 class Moves:
     """When a stage last changed. -inf: never."""
@@ -27,10 +39,11 @@ class Moves:
     at: float = float("-inf")
     direction: int = 0
     turned: float = float("-inf")  # when the direction last changed
+    regret: Regret | None = None
 
-    def after(self, now: float, direction: int) -> Moves:
+    def after(self, now: float, direction: int, regret: Regret | None) -> Moves:
         turned = now if self.direction not in (0, direction) else self.turned
-        return Moves(now, direction, turned)
+        return Moves(now, direction, turned, regret)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,8 @@ class Shrinking:
     breach: str
     burst: bool
     now: float
+    count: int  # that it would shrink to
+    load: float  # requests per second that are planned for
 
 
 Check = Callable[[Shrinking], str | None]
@@ -85,6 +100,16 @@ def not_so_soon(s: Shrinking) -> str | None:
     return "changed just now" if s.now - s.moves.at < wait else None
 
 
+def not_what_was_regretted(s: Shrinking) -> str | None:
+    """The model erred about this count a while ago, and about as much load comes as then: it would err again (T24)."""
+    regret = s.moves.regret
+    if regret is None or s.count > regret.count or s.now - regret.at >= s.tuning.memory_seconds:
+        return None
+    return (
+        f"{regret.count} were too few at {regret.load:.2f} requests/s" if s.load > REGRET_SHARE * regret.load else None
+    )
+
+
 # In the order in which a person wants to hear them; the first that speaks is the reason.
 CHECKS: tuple[Check, ...] = (
     not_on_partial_data,
@@ -94,6 +119,7 @@ CHECKS: tuple[Check, ...] = (
     not_while_draining,
     not_after_turning,
     not_so_soon,
+    not_what_was_regretted,
 )
 
 
@@ -117,7 +143,9 @@ def remember(wishes: Sequence[Wish], wish: Wish, seconds: float) -> tuple[Wish, 
     return tuple(kept)
 
 
-def moved(moves: Moves, current: int, target: int, now: float) -> Moves:
+def moved(moves: Moves, current: int, target: int, now: float, load: float, tuning: Tuning) -> Moves:
+    """load: requests per second that are planned for."""
     if target == current:
         return moves
-    return moves.after(now, 1 if target > current else -1)
+    taken_back = target > current and moves.direction < 0 and now - moves.at < tuning.reversal_seconds
+    return moves.after(now, 1 if target > current else -1, Regret(current, load, now) if taken_back else moves.regret)

@@ -7,7 +7,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from omni_operator.autoscale.capacity import Fit
@@ -94,6 +94,7 @@ def test_more_load_never_gives_fewer_replicas(
 
 @settings(max_examples=8, deadline=None)
 @given(st.floats(0.3, 8.0), st.integers(0, 10_000))
+@example(3.0625, 0)  # one thinker is at the edge: what two show makes one look enough, and the other way round
 def test_noise_of_five_percent_turns_no_stage_twice_in_ten_minutes(rate: float, seed: int) -> None:
     """T24: after the first ten minutes, in which the scaler finds its level."""
     numbers = random.Random(seed)
