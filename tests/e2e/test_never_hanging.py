@@ -88,7 +88,8 @@ def test_a_whole_answer(pipeline: NullPipeline) -> None:
 def test_ten_minutes_of_audio(pipeline: NullPipeline, stream: bool) -> None:
     """Far more than the entry keeps of a request that nobody reads: a client that reads gets all of it, in order."""
     request = {**body(), "audio": {"format": "pcm16"}, "stream": stream, "stream_options": {"include_usage": True}}
-    request["messages"] = [{"role": "user", "content": json.dumps({"chunks": 3_000})}]
+    # 200 times as fast as it is spoken. Faster, a client that gets no core for a second would be a slow one.
+    request["messages"] = [{"role": "user", "content": json.dumps({"chunks": 3_000, "interval_ms": 1})}]
     pieces, usage = [], {}
     if stream:
         with httpx.stream("POST", f"{pipeline.url}/v1/chat/completions", json=request, timeout=60) as response:

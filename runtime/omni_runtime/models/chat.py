@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from omni_runtime.models.media import SAMPLE_RATE, decode_audio, decode_image
 from omni_runtime.models.video import FRAMES_PER_SECOND, MAX_TAKEN_PIXELS, decode_video
 
 Message = Mapping[str, Any]
+TURN_CHARACTERS = 40  # what a template writes around a message costs about as much
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,6 +158,20 @@ class Qwen3OmniChat:
         _, height, width = (int(v) for v in found["video_grid_thw"][0])
         steps = -(-len(frames) // int(video.temporal_patch_size))
         return [steps, height, width], float(found["video_second_per_grid"][0])
+
+
+def characters_of(inputs: Mapping[str, Any]) -> float:
+    """How much text there is to read in `Submit.inputs`; infinite where there is something else to decode."""
+    if "prompt" in inputs:
+        return len(inputs["prompt"])
+    found = 0
+    for message in inputs["messages"]:
+        found += TURN_CHARACTERS
+        for part in _parts(message):
+            if part.get("type") != "text":
+                return math.inf
+            found += len(str(part.get("text", "")))
+    return found
 
 
 def check_ids(tokenizer: Any, ids: Sequence[int]) -> list[int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from omni_runtime.errors import InvalidRequest
 from omni_runtime.models import chat as chat_module
-from omni_runtime.models.chat import ChatFamily, Qwen3OmniChat, TextChat, detokenize, tokenize
+from omni_runtime.models.chat import ChatFamily, Qwen3OmniChat, TextChat, characters_of, detokenize, tokenize
 from omni_runtime.models.qwen3_omni_tiny import SPECIAL_TOKENS
 from tests.unit.models.videos import a_video, noise
 from tests.unit.stages.qwen3_reference import VIDEO_SIZE, tiny_model_path
@@ -90,3 +92,15 @@ def test_the_videos_of_a_request_share_what_they_may_keep(
     omni_chat.prompt(says_videos(noise(5)))
     with pytest.raises(InvalidRequest, match=r"^messages\[0\]\.content\[1\]: the videos of this request have over"):
         omni_chat.prompt(says_videos(noise(3), noise(3)))
+
+
+def test_how_much_text_there_is_to_read() -> None:
+    """Long texts and all media are read in a thread, so that nobody else waits for them."""
+    said = {"role": "user", "content": "a" * 100}
+    parts = {"role": "user", "content": [{"type": "text", "text": "b" * 10}, {"type": "text", "text": "c" * 20}]}
+    image = {"role": "user", "content": [{"type": "text", "text": "d"}, {"type": "image", "data": b""}]}
+    bare = characters_of({"messages": [{"role": "assistant", "content": None}]})
+    assert characters_of({"prompt": "e" * 7}) == 7
+    assert characters_of({"messages": [said, parts]}) == 130 + 2 * bare
+    assert bare > 0, "many empty messages are much to read as well"
+    assert characters_of({"messages": [said, image]}) == math.inf

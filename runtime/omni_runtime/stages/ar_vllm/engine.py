@@ -11,8 +11,9 @@ import contextlib
 import os
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from prometheus_client import REGISTRY, Metric
 
 from omni_runtime.errors import EngineError, InvalidRequest, OmniError
 from omni_runtime.eventloop import new_loop
-from omni_runtime.models.chat import ChatFamily, chat_family, detokenize, tokenize
+from omni_runtime.models.chat import ChatFamily, ChatPrompt, characters_of, chat_family, detokenize, tokenize
 from omni_runtime.protocol.payload import Payload
 from omni_runtime.serving.params import StageParams, from_map
 from omni_runtime.stages.ar_vllm.arguments import Tap, apply_environment, choose_tap, engine_arguments, environment
@@ -41,6 +42,7 @@ from omni_runtime.stages.engine import (
 from omni_runtime.topology.types import PayloadContract
 
 SHUTDOWN_SECONDS = 15.0  # killed earlier, the engine core leaves its message queue (160 MiB) in /dev/shm
+SHORT_CHARACTERS = 4000  # about half a millisecond of a tokenizer's work
 ROWS_DEADLINE_S = 30.0  # the last rows come from another process; they are milliseconds behind the last token
 _INPUTS = ("messages", "prompt", "tokenize", "detokenize")  # of `Submit.inputs`; one of them
 LAYERS_PATHS = ("language_model.model.layers", "model.layers")
@@ -308,40 +310,52 @@ class ArVllmEngine:
 
     async def _answer(self, request: StageRequest, params: StageParams) -> Sequence[StageOutput]:
         """Stream the answer out; returns the last outputs, Done among them."""
-        assert self._chat is not None
         name = request.request
-        if "prompt" in request.inputs:
-            chat = await asyncio.to_thread(self._chat.completion, request.inputs["prompt"])
-        else:
-            chat = await asyncio.to_thread(self._chat.prompt, tuple(request.inputs["messages"]))
+        chat = await self._prompt_of(request.inputs)
         wanted = self._edge is not None and self._edge.name in request.downstream_edges
         segments = _Segments(self._edge.name, self._whole) if self._edge and wanted and not self._tapped else None
         rows = None
         if self._edge and wanted and self._tapped:
             rows = self._rows[name] = _Rows(self._edge.name, self._whole, RowAssembler(first_meta=dict(chat.row_meta)))
-        self._emit([Started(name)])
         prompt_tokens = completion_tokens = 0
         finish = "stop"
         sampling = self._sampling(params)
-        async for output in self._llm.generate(chat.prompt, sampling, vllm_request_id(name, tapped=rows is not None)):
-            completion = output.outputs[0]
-            ids = [int(t) for t in completion.token_ids]
-            prompt_tokens = len(output.prompt_token_ids or ())
-            completion_tokens += len(ids)
-            if completion.text or ids:
-                self._emit([TextOut(name, completion.text, tuple(ids) if params.return_token_ids else ())])
-            if segments is not None:
-                self._emit(segments.push(name, completion.text))
-            if rows is not None:
-                rows.assembler.add_tokens(output.prompt_token_ids, ids)
-                self._emit(rows.advance(name))
-            if output.finished:
-                finish = completion.finish_reason or "stop"
+        # Told at the first wait of `generate`, when vLLM's core has the request: before that it would only hold it up.
+        telling = self._loop.call_soon(self._emit, [Started(name)])
+        try:
+            async for output in self._llm.generate(
+                chat.prompt, sampling, vllm_request_id(name, tapped=rows is not None)
+            ):
+                completion = output.outputs[0]
+                ids = [int(t) for t in completion.token_ids]
+                prompt_tokens = len(output.prompt_token_ids or ())
+                completion_tokens += len(ids)
+                if completion.text or ids:
+                    self._emit([TextOut(name, completion.text, tuple(ids) if params.return_token_ids else ())])
+                if segments is not None:
+                    self._emit(segments.push(name, completion.text))
+                if rows is not None:
+                    rows.assembler.add_tokens(output.prompt_token_ids, ids)
+                    self._emit(rows.advance(name))
+                if output.finished:
+                    finish = completion.finish_reason or "stop"
+        finally:
+            telling.cancel()  # of a request that failed before it began
         if segments is not None:
             self._emit(segments.finish(name))
         if rows is not None:
             await self._finish_rows(name, rows)
         return [Done(name, finish, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)]
+
+    async def _prompt_of(self, inputs: Mapping[str, Any]) -> ChatPrompt:
+        """A short text is read here and now, in less time than another thread would need to begin."""
+        assert self._chat is not None
+        read: Callable[[], ChatPrompt]
+        if "prompt" in inputs:
+            read = partial(self._chat.completion, inputs["prompt"])
+        else:
+            read = partial(self._chat.prompt, tuple(inputs["messages"]))
+        return read() if characters_of(inputs) <= SHORT_CHARACTERS else await asyncio.to_thread(read)
 
     async def _finish_rows(self, name: str, rows: _Rows) -> None:
         rows.assembler.finish()
