@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from omni_operator.autoscale.types import LOWER_BOUND, StageFleet, StageSpec, Tuning, Window
 
+REGRET_SHARE = 0.9  # of the load at which a count was too small; below it, it is worth another try
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -18,9 +20,6 @@ class Wish:
 
     at: float
     counts: tuple[int, ...]
-
-
-REGRET_SHARE = 0.9  # of the load at which a count was too small; below it, it is worth another try
 
 
 @dataclass(frozen=True, slots=True)

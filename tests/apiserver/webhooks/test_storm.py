@@ -6,9 +6,9 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ import pytest
 from omni_webhooks.certs.rotation import ROTATE_ANNOTATION
 from omni_webhooks.certs.state import Certificates, decode
 from tests.apiserver.kube import Kube, Refused
-from tests.apiserver.webhooks.harness import Installed, Proxy, wait_ready, webhook_process
+from tests.apiserver.webhooks.harness import Installed, Proxy, WebhookProcess, wait_ready, webhook_process
 from tests.apiserver.webhooks.test_process import ROTATION, pipeline, wrong
 
 pytestmark = pytest.mark.timeout(900)
@@ -34,13 +34,7 @@ def test_no_call_fails_for_a_reason_other_than_a_rule(
     """So many creates at least, and as long as the rotation takes."""
     installed = Installed(kube, timeout_seconds=CALL_SECONDS)
     options = (*installed.options(), *ROTATION, "--drain-seconds", "4", "--ignore-nodes")
-    with ExitStack() as stack:
-        replicas = [stack.enter_context(webhook_process(kubeconfig, tmp_path / f"{i}.log", *options)) for i in range(2)]
-        proxy = stack.enter_context(Proxy(list(replicas)))
-        stack.callback(installed.remove)
-        installed.apply(proxy.port)
-        for replica in replicas:
-            wait_ready(replica)
+    with two_replicas(installed, kubeconfig, tmp_path, *options) as (replicas, _):
         before = tls(kube, installed)
         numbers, outcomes, over = itertools.count(), [], threading.Event()
 
@@ -63,11 +57,7 @@ def test_no_call_fails_for_a_reason_other_than_a_rule(
             finally:
                 over.set()
 
-        with ThreadPoolExecutor(THREADS + 1) as pool:
-            disturbing = pool.submit(disturb)
-            for each in [pool.submit(client) for _ in range(THREADS)]:
-                each.result()
-            disturbing.result()
+        storm(client, disturb)
         counted = Counter(outcomes)
         assert set(counted) == {CREATED, REFUSED}, counted
         assert len(outcomes) >= creates
@@ -86,13 +76,7 @@ def test_a_killed_replica_costs_the_calls_that_it_had(
     answering, and those that are still led to it. From the moment at which it is no endpoint any more, none (T53)."""
     installed = Installed(kube, timeout_seconds=CALL_SECONDS)
     options = (*installed.options(), *ROTATION, "--ignore-nodes")
-    with ExitStack() as stack:
-        replicas = [stack.enter_context(webhook_process(kubeconfig, tmp_path / f"{i}.log", *options)) for i in range(2)]
-        proxy = stack.enter_context(Proxy(list(replicas)))
-        stack.callback(installed.remove)
-        installed.apply(proxy.port)
-        for replica in replicas:
-            wait_ready(replica)
+    with two_replicas(installed, kubeconfig, tmp_path, *options) as (replicas, proxy):
         numbers, over = itertools.count(), threading.Event()
         outcomes: list[tuple[float, float, str]] = []  # when it began and ended, what became of it
         killed: list[float] = []  # when, and when no connection was led there any more
@@ -115,11 +99,7 @@ def test_a_killed_replica_costs_the_calls_that_it_had(
             finally:
                 over.set()
 
-        with ThreadPoolExecutor(THREADS + 1) as pool:
-            disturbing = pool.submit(disturb)
-            for each in [pool.submit(client) for _ in range(THREADS)]:
-                each.result()
-            disturbing.result()
+        storm(client, disturb)
         lost = [each for each in outcomes if each[2] not in (CREATED, REFUSED)]
         print(
             f"{len(outcomes)} creates, {len(lost)} lost; {proxy.turned_away} turned away in {killed[1] - killed[0]:.2f} s"
@@ -128,6 +108,30 @@ def test_a_killed_replica_costs_the_calls_that_it_had(
         assert len(lost) <= THREADS + proxy.turned_away, "what it was answering, and what was led to it afterwards"
         assert [ended for _, ended, _ in lost if ended < killed[0]] == [], "none before"
         assert [began for began, _, _ in lost if began > killed[1]] == [], "the next calls are answered"
+
+
+@contextmanager
+def two_replicas(
+    installed: Installed, kubeconfig: Path, folder: Path, *options: str
+) -> Iterator[tuple[list[WebhookProcess], Proxy]]:
+    """Ready, and behind the installed configuration."""
+    with ExitStack() as stack:
+        replicas = [stack.enter_context(webhook_process(kubeconfig, folder / f"{i}.log", *options)) for i in range(2)]
+        proxy = stack.enter_context(Proxy(list(replicas)))
+        stack.callback(installed.remove)
+        installed.apply(proxy.port)
+        for replica in replicas:
+            wait_ready(replica)
+        yield replicas, proxy
+
+
+def storm(client: Callable[[], None], disturb: Callable[[], None]) -> None:
+    """Clients at once, and what happens meanwhile; all are through, or the first error is raised."""
+    with ThreadPoolExecutor(THREADS + 1) as pool:
+        disturbing = pool.submit(disturb)
+        for each in [pool.submit(client) for _ in range(THREADS)]:
+            each.result()
+        disturbing.result()
 
 
 def _create(kube: Kube, namespace: str, number: int) -> str:
