@@ -33,10 +33,12 @@ def test_the_tap_follows_what_the_stage_can(gpu: bool, asked: str, options: dict
     assert choose_tap(a_thinker(gpu=gpu), asked, options) is chosen
 
 
-def test_only_a_stage_on_cpus_has_an_engine_core_that_sleeps() -> None:
-    """Beside a GPU nobody else wants the core, and waking up would cost time."""
-    assert engine_arguments(a_thinker(), {}, tap=None)["distributed_executor_backend"].endswith("RestingExecutor")
-    assert "distributed_executor_backend" not in engine_arguments(a_thinker(gpu=True), {}, tap=None)
+def test_one_worker_on_cpus_computes_in_the_engine_core() -> None:
+    """Where there are several, or an accelerator, vLLM knows better."""
+    backend = "distributed_executor_backend"
+    assert engine_arguments(a_thinker(), {}, tap=None)[backend].endswith("InCoreExecutor")
+    for elsewhere in (a_thinker(gpu=True), a_thinker(pipeline_parallel=2)):
+        assert backend not in engine_arguments(elsewhere, {}, tap=None)
 
 
 def test_auxiliary_outputs_leave_compilation_on_and_hooks_do_not() -> None:

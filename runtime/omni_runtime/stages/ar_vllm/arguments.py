@@ -14,7 +14,7 @@ _CPU_KV_CACHE_BYTES = 256 << 20
 
 
 _EXTENSION = "omni_runtime.stages.ar_vllm.tap.HiddenStateTap"
-_RESTING_EXECUTOR = "omni_runtime.stages.ar_vllm.executor.RestingExecutor"
+_IN_CORE_EXECUTOR = "omni_runtime.stages.ar_vllm.executor.InCoreExecutor"
 _AUX_WORKER = "omni_runtime.stages.ar_vllm.aux_worker.AuxStateWorker"
 
 
@@ -69,7 +69,8 @@ def engine_arguments(context: EngineContext, options: dict[str, str], *, tap: Ta
     if context.stage.device.resource_name is None:
         arguments["kv_cache_memory_bytes"] = _CPU_KV_CACHE_BYTES
         arguments["enforce_eager"] = True
-        arguments["distributed_executor_backend"] = _RESTING_EXECUTOR
+        if context.stage.tensor_parallel * context.stage.pipeline_parallel == 1:
+            arguments["distributed_executor_backend"] = _IN_CORE_EXECUTOR
     else:
         arguments["gpu_memory_utilization"] = context.stage.device.memory_fraction
     for name, raw in options.items():

@@ -1,20 +1,15 @@
-"""vLLM's executor for stages on CPUs: its engine core sleeps while the worker computes.
+"""vLLM's executor for a stage of one worker on CPUs: it computes where its engine core schedules.
 
-vLLM asks a worker's queue again and again, without a pause, for a second after each answer. Where the worker drives a
-GPU, that costs a core which has nothing else to do; on a node of two cores it is the core on which the talker speaks.
+vLLM gives that worker a process of its own there, to set the thread variables before torch starts, and its core asks the
+worker's queue again and again, without a pause, for a second after each answer. Our variables are set before vLLM's
+first process (`arguments.environment`). So a step takes no way between two processes, and on a node of two cores the
+one that the core would spin on is the talker's.
 """
 
 from __future__ import annotations
 
-from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-
-from omni_runtime.stages.ar_vllm.waking import sleep_at_once
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 
-class RestingExecutor(MultiprocExecutor):
-    """The queues wake whoever sleeps at them: it is what they do anyway once that second is over."""
-
-    def _post_init_executor(self) -> None:
-        super()._post_init_executor()
-        for queue in self.response_mqs:
-            sleep_at_once(queue._spin_condition)
+class InCoreExecutor(UniProcExecutor):
+    """vLLM's own, under a name that its CPU platform does not replace by the executor with processes."""
