@@ -18,6 +18,8 @@ from omni_runtime.cli.kubectl import SYSTEM_NAMESPACE, Kube, StepFailed, install
 
 T = TypeVar("T")
 
+OURS = "omni-operator.test/namespace=yes"  # on every namespace that a test makes
+
 
 @pytest.fixture(scope="session")
 def kube() -> Kube:
@@ -28,7 +30,23 @@ def kube() -> Kube:
     omni("image", "build", "all", "--load")
     cluster = tools(environment)
     install_operator(cluster)
+    for left in _left_namespaces(cluster):  # of a run that was ended: its pods would keep the node's cores
+        _remove(cluster, left)
     return cluster
+
+
+def _left_namespaces(kube: Kube) -> list[str]:
+    return [o["metadata"]["name"] for o in kube.get("namespaces", "-l", OURS)["items"]]
+
+
+def _remove(kube: Kube, namespace: str) -> None:
+    """Pods first: while a namespace has any, its deletion is looked at again only after half of their grace period, which
+    is minutes for pods that may drain for that long, even when they end at once."""
+    try:
+        kube.read("-n", namespace, "delete", "omnipipelines", "--all", "--timeout=60s")
+        kube.read("-n", namespace, "wait", "pods", "--all", "--for=delete", "--timeout=120s")
+    finally:
+        kube.read("delete", "namespace", namespace, "--ignore-not-found", "--timeout=180s")
 
 
 @pytest.fixture
@@ -45,15 +63,11 @@ class fresh_namespace:
 
     def __enter__(self) -> str:
         self._kube.read("create", "namespace", self.name)
-        self._kube.read("label", "namespace", self.name, "pod-security.kubernetes.io/enforce=restricted")
+        self._kube.read("label", "namespace", self.name, OURS, "pod-security.kubernetes.io/enforce=restricted")
         return self.name
 
     def __exit__(self, *_: object) -> None:
-        # Pods first: while a namespace has any, its deletion is looked at again only after half of their grace period,
-        # which is minutes for pods that may drain for that long, even when they end at once.
-        self._kube.read("-n", self.name, "delete", "omnipipelines", "--all", "--timeout=60s")
-        self._kube.read("-n", self.name, "wait", "pods", "--all", "--for=delete", "--timeout=120s")
-        self._kube.read("delete", "namespace", self.name, "--ignore-not-found", "--timeout=180s")
+        _remove(self._kube, self.name)
 
 
 def eventually(check: Callable[[], T | None], seconds: float, what: str, *, pause: float = 0.5) -> T:
