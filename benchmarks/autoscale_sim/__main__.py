@@ -23,7 +23,7 @@ from benchmarks.autoscale_sim.calibrate import TOLERANCE, calibration
 from benchmarks.autoscale_sim.plots import front, timeline
 from benchmarks.autoscale_sim.runs import POLICIES, Result, run_job
 from benchmarks.autoscale_sim.summary import figures, markdown, rows
-from benchmarks.autoscale_sim.workload import TRACES_BY_NAME
+from benchmarks.autoscale_sim.workload import MAIN, TRACES_BY_NAME
 
 SEEDS = 5
 PROCESSES = 2
@@ -39,7 +39,7 @@ def _done(file: Path | None, jobs: list[tuple[str, str, int]]) -> list[Result]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.autoscale_sim", description=__doc__)
     parser.add_argument("--all", action="store_true", help=f"every trace and policy with {SEEDS} seeds")
-    parser.add_argument("--trace", nargs="+", default=list(TRACES_BY_NAME), choices=TRACES_BY_NAME)
+    parser.add_argument("--trace", nargs="+", default=list(MAIN), choices=TRACES_BY_NAME)
     parser.add_argument("--policy", nargs="+", default=list(POLICIES), choices=POLICIES)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--processes", type=int, default=PROCESSES)

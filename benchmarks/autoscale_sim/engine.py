@@ -2,16 +2,19 @@
 
 A replica is a processor-sharing server in virtual time: `progress` counts the units of work that each request of the
 batch has had; a request's milestones (first tokens, first frames, end) stand at fixed progress and wait in a heap, so
-that a change of the batch costs one new event, whatever its size. The entry binds a request to one replica of every
+that a change of the batch costs at most one new event, whatever its size, and none where it only makes the replica slower:
+an event that comes too early is put off then. The entry binds a request to one replica of every
 stage it needs before it starts, and queues it while one of them has no room, as the runtime does.
 """
 
 from __future__ import annotations
 
-import heapq
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from typing import Any
 
 from benchmarks.autoscale_sim.entities import Counters, Outcome, Replica, Request
 from benchmarks.autoscale_sim.stack import CODE2WAV, FRAME_SECONDS, STAGES, TALKER, THINKER, Stack
@@ -19,9 +22,6 @@ from benchmarks.autoscale_sim.stack import CODE2WAV, FRAME_SECONDS, STAGES, TALK
 GROUPS = 4  # deliveries that are looked at between the first chunk and the end of an answer
 COLD_RANGE = (60.0, 420.0)
 EPSILON = 1e-9
-
-
-REPLICA, PREFILLED, TALK, DECODE, READY, CALL = range(6)
 
 
 class Simulation:
@@ -39,7 +39,9 @@ class Simulation:
         self.now = 0.0
         self.random = random.Random(seed)
         self._cold = cold or self._cold_start
-        self._events: list[tuple[float, int, int, object, int]] = []
+        # (when, order, what to do, with whom, number)
+        self._events: list[tuple[float, int, Callable[[Any, int], None], Any, int]] = []
+        self._reached = (self._thought, self._talked, self._decoded)
         self._order = 0
         self.pools: tuple[list[Replica], list[Replica], list[Replica]] = ([], [], [])
         self.counters = (Counters(), Counters(), Counters())
@@ -53,6 +55,7 @@ class Simulation:
         self.scale_events = 0
         self.max_waiting = 0
         self.slow = [1.0, 1.0, 1.0]
+        self._servers = stack.servers
         self.on_end: Callable[[Request], None] | None = None
         for stage, count in enumerate(replicas):
             for _ in range(count):
@@ -61,48 +64,30 @@ class Simulation:
 
     # --- time
 
-    def at(self, when: float, kind: int, what: object, number: int = 0) -> None:
+    def at(self, when: float, handle: Callable[[Any, int], None], what: object, number: int = 0) -> None:
         self._order += 1
-        heapq.heappush(self._events, (when, self._order, kind, what, number))
+        heappush(self._events, (when, self._order, handle, what, number))
 
     def call_at(self, when: float, call: Callable[[], None]) -> None:
-        self.at(when, CALL, call)
+        self.at(when, lambda made, _: made(), call)
 
     def run(self, until: float) -> None:
         """Arrivals come from `requests`, ascending; everything that is open at `until` stays open."""
-        index, count = 0, len(self.requests)
-        events = self._events
+        events, arrivals = self._events, iter(self.requests)
+        request = next(arrivals, None)
+        next_arrival = math.inf if request is None else request.arrived
         while True:
-            next_arrival = self.requests[index].arrived if index < count else float("inf")
             if events and events[0][0] <= next_arrival:
-                when, _, kind, what, number = heapq.heappop(events)
+                when, _, handle, what, number = heappop(events)
                 if when > until:
                     break
                 self.now = when
-                if kind == REPLICA:
-                    assert isinstance(what, Replica)
-                    if what.version == number:
-                        self._advance(what)
-                        self._due(what)
-                        self._schedule(what)
-                elif kind == PREFILLED:
-                    assert isinstance(what, Replica)
-                    self._prefilled(what)
-                elif kind == TALK:
-                    assert isinstance(what, Request)
-                    self._start_talking(what)
-                elif kind == DECODE:
-                    assert isinstance(what, Request)
-                    self._decode(what, number)
-                elif kind == READY:
-                    assert isinstance(what, Replica)
-                    self._ready(what)
-                else:
-                    what()  # type: ignore[operator]
-            elif index < count and next_arrival <= until:
+                handle(what, number)
+            elif request is not None and next_arrival <= until:
                 self.now = next_arrival
-                self.submit(self.requests[index])
-                index += 1
+                self.submit(request)
+                request = next(arrivals, None)
+                next_arrival = math.inf if request is None else request.arrived
             else:
                 break
         self.now = until
@@ -140,9 +125,9 @@ class Simulation:
                 delay = self._cold(stage, self.random)
                 replica = Replica(stage, self.now, self.now + delay)
                 pool.append(replica)
-                self.at(replica.ready_at, READY, replica)
+                self.at(replica.ready_at, self._ready, replica)
 
-    def _ready(self, replica: Replica) -> None:
+    def _ready(self, replica: Replica, _: int) -> None:
         if replica in self.pools[replica.stage]:
             self.counters[replica.stage].cold.append(replica.ready_at - replica.born)
             replica.touched = self.now
@@ -163,20 +148,39 @@ class Simulation:
     def ready(self, stage: int) -> list[Replica]:
         return [r for r in self.pools[stage] if r.ready_at <= self.now and not r.draining]
 
+    def _wake(self, replica: Replica, _: int) -> None:
+        if self.now != replica.wake:
+            return  # an earlier event has taken its place
+        replica.wake = math.inf
+        if replica.due <= self.now:
+            self._advance(replica)
+            work, up_to, reached = replica.work, replica.progress + EPSILON, self._reached[replica.stage]
+            while work and work[0][0] <= up_to:
+                _, _, request, number = heappop(work)
+                reached(replica, request, number)
+            self._schedule(replica)
+        elif replica.work:
+            replica.wake = replica.due
+            self.at(replica.due, self._wake, replica)
+
     def _advance(self, replica: Replica) -> None:
         if replica.active:
-            server = self.stack.servers[replica.stage]
-            step = (server.base + server.slope * replica.active) * self.slow[replica.stage]
-            replica.progress += (self.now - replica.touched) / step
+            replica.progress += (self.now - replica.touched) / replica.step
         replica.touched = self.now
 
     def _schedule(self, replica: Replica) -> None:
-        replica.version += 1
-        if replica.work:
-            server = self.stack.servers[replica.stage]
-            step = (server.base + server.slope * replica.active) * self.slow[replica.stage]
-            due = self.now + max(0.0, replica.work[0][0] - replica.progress) * step
-            self.at(due, REPLICA, replica, replica.version)
+        """After every change of the batch: how fast it is now, and when it next has something to tell."""
+        server = self._servers[replica.stage]
+        replica.step = (server.base + server.slope * replica.active) * self.slow[replica.stage]
+        if not replica.work:
+            replica.due = math.inf
+            return
+        ahead = replica.work[0][0] - replica.progress
+        replica.due = due = self.now + ahead * replica.step if ahead > 0.0 else self.now
+        if due < replica.wake:
+            replica.wake = due
+            self._order += 1
+            heappush(self._events, (due, self._order, self._wake, replica, 0))
 
     def slow_down(self, stage: int, factor: float) -> None:
         for replica in self.pools[stage]:
@@ -190,20 +194,9 @@ class Simulation:
         self._advance(replica)
         for units, number in milestones:
             self._order += 1
-            heapq.heappush(replica.work, (replica.progress + units, self._order, request, number))
+            heappush(replica.work, (replica.progress + units, self._order, request, number))
         replica.active += 1
         self._schedule(replica)
-
-    def _due(self, replica: Replica) -> None:
-        work = replica.work
-        while work and work[0][0] <= replica.progress + EPSILON:
-            _, _, request, number = heapq.heappop(work)
-            if replica.stage == THINKER:
-                self._thought(replica, request, number)
-            elif replica.stage == TALKER:
-                self._talked(replica, request, number)
-            else:
-                self._decoded(replica, request, number)
 
     # --- the entry
 
@@ -219,11 +212,10 @@ class Simulation:
         chosen: list[Replica] = []
         for stage in range(3 if request.audio else 1):
             slots = self.stack.servers[stage].slots
-            best: Replica | None = None
+            best, fewest = None, slots
             for replica in self.pools[stage]:
-                open_now = not replica.draining and replica.ready_at <= self.now and replica.held < slots
-                if open_now and (best is None or replica.held < best.held):
-                    best = replica
+                if replica.held < fewest and not replica.draining and replica.ready_at <= self.now:
+                    best, fewest = replica, replica.held
             if best is None:
                 return False
             chosen.append(best)
@@ -269,9 +261,9 @@ class Simulation:
         request.prefill = self.now
         seconds = stack.prefill_seconds + stack.prefill_token_seconds * request.prompt
         seconds += stack.prefill_batch_seconds * replica.active
-        self.at(self.now + seconds * self.slow[THINKER], PREFILLED, replica)
+        self.at(self.now + seconds * self.slow[THINKER], self._prefilled, replica)
 
-    def _prefilled(self, replica: Replica) -> None:
+    def _prefilled(self, replica: Replica, _: int) -> None:
         request = replica.lane.popleft()
         first = min(self.stack.first_tokens, request.tokens)
         end = max(request.tokens, self.stack.first_tokens)
@@ -281,7 +273,7 @@ class Simulation:
 
     def _thought(self, replica: Replica, request: Request, number: int) -> None:
         if number == 0:
-            self.at(self.now + self.stack.transfer_seconds, TALK, request)
+            self.at(self.now + self.stack.transfer_seconds, self._start_talking, request)
             return
         replica.active -= 1
         request.thinker_done = self.now
@@ -293,7 +285,7 @@ class Simulation:
             assert talker is not None
             self._add(talker, request, ((min(self.stack.chunk_frames, request.frames), GROUPS),))
 
-    def _start_talking(self, request: Request) -> None:
+    def _start_talking(self, request: Request, _: int) -> None:
         replica = request.replicas[TALKER]
         assert replica is not None
         stack = self.stack
@@ -305,7 +297,7 @@ class Simulation:
         if left > 0:
             groups = min(GROUPS, -(-left // stack.chunk_frames))
             milestones += [(prefill + first + left * (g + 1) / groups, 1) for g in range(groups)]
-        request.deadlines.extend(round(units - prefill) for units, _ in milestones)
+        request.deadlines = [round(units - prefill) for units, _ in reversed(milestones)]
         units, _ = milestones[-1]
         milestones[-1] = (units, GROUPS)
         self._add(replica, request, milestones)
@@ -319,7 +311,7 @@ class Simulation:
                 return
             request.talker_done = self.now
             self._release(request, TALKER, self.now - request.started[TALKER], request.frames)
-        self.at(self.now + self.stack.transfer_seconds, DECODE, request, request.deadlines.popleft())
+        self.at(self.now + self.stack.transfer_seconds, self._decode, request, request.deadlines.pop())
 
     def _decode(self, request: Request, frames: int) -> None:
         """A job of code2wav: the chunks up to frame number `frames`."""

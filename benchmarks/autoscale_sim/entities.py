@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -41,7 +42,7 @@ class Request:
         self.sent = 0  # frames that were handed to code2wav
         self.dry = 0.0
         self.tail_held = False
-        self.deadlines: deque[int] = deque()
+        self.deadlines: list[int] = []  # frames of the deliveries that are left, the next one last
 
 
 class Replica:
@@ -49,19 +50,22 @@ class Replica:
         "active",
         "born",
         "draining",
+        "due",
         "held",
         "lane",
         "progress",
         "ready_at",
         "stage",
+        "step",
         "touched",
-        "version",
+        "wake",
         "work",
     )
 
     def __init__(self, stage: int, born: float, ready_at: float) -> None:
         self.stage, self.born, self.ready_at = stage, born, ready_at
-        self.progress, self.touched, self.version = 0.0, ready_at, 0
+        self.progress, self.touched, self.step = 0.0, ready_at, 1.0  # step: seconds per unit of work now
+        self.due = self.wake = math.inf  # when its next milestone is due, and its earliest event in the heap
         self.work: list[
             tuple[float, int, Request, int]
         ] = []  # (progress at which it is due, order, request, milestone)

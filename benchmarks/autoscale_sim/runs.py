@@ -65,7 +65,7 @@ def facts(trace: str, seed: int) -> tuple[float, tuple[int, ...], tuple[int, ...
     return until, tuple(peak), tuple(mean)
 
 
-def make_policy(name: str, trace: Trace, seed: int) -> Policy:
+def make_policy(name: str, trace: Trace, seed: int, requests: Sequence[Request]) -> Policy:
     until, peak, mean = facts(trace.name, seed)
     stack = DOCUMENTED
     makers: Mapping[str, Callable[[], Policy]] = {
@@ -80,7 +80,7 @@ def make_policy(name: str, trace: Trace, seed: int) -> Policy:
         "dynamo_load": lambda: baselines.Dynamo(stack, throughput=False),
         "dynamo_throughput_load": lambda: baselines.Dynamo(stack, throughput=True),
         "ratio_coupled": lambda: baselines.RatioCoupled(mean),
-        "oracle": lambda: baselines.Planned(oracle.schedule(stack, requests_of(trace, seed), until), LAG_SECONDS),
+        "oracle": lambda: baselines.Planned(oracle.schedule(stack, requests, until), LAG_SECONDS),
         "ours": lambda: Ours(spec_of(stack, trace.ttfp_seconds, NODES)),
     }
     return makers[name]()
@@ -112,7 +112,7 @@ def run(trace_name: str, policy_name: str, seed: int) -> Result:
     trace = TRACES_BY_NAME[trace_name]
     requests = requests_of(trace, seed)
     until, peak, mean = facts(trace_name, seed)
-    policy = Recorded(make_policy(policy_name, trace, seed))
+    policy = Recorded(make_policy(policy_name, trace, seed, requests))
     start, cold = list(peak if policy_name == "static_peak" else mean), None
     if policy_name == "oracle":
         start = list(oracle.schedule(DOCUMENTED, requests, until)[0][1])

@@ -13,7 +13,8 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ MIN_FRAMES, MAX_FRAMES = 25, 750
 
 CODE_COPIES, CODE_JITTER_SECONDS = 3, 3.0
 DAY_SECONDS = 86_400.0
-SQUEEZED_SECONDS = 10_800.0
+PRESSED_SECONDS = 10_800.0
 EVERYBODY_RATE = 3.5
 NIGHT, DAYTIME = (0, 6), (9, 18)  # hours
 
@@ -86,24 +87,26 @@ def _asleep_at_night(client: Mapping[str, Any]) -> bool:
     return hourly(NIGHT) < 0.5 * hourly(DAYTIME)
 
 
-def _daily(numbers: random.Random) -> list[Arrival]:
+def _daily(seconds: float) -> Callable[[random.Random], list[Arrival]]:
     """Those that have a day and a night, at their own rate of 4.4 requests a second, 0.1 to 2.1 times that by the hour."""
-    return _day(numbers, tuple(c for c in _clients() if _asleep_at_night(c)), None)
+    return lambda numbers: _day(numbers, tuple(c for c in _clients() if _asleep_at_night(c)), None, seconds)
 
 
 def _everybody(numbers: random.Random) -> list[Arrival]:
     """All clients, thinned. Batch jobs fill the night: 0.6 to 1.35 times the mean by the hour."""
-    return _day(numbers, _clients(), EVERYBODY_RATE)
+    return _day(numbers, _clients(), EVERYBODY_RATE, PRESSED_SECONDS)
 
 
-def _day(numbers: random.Random, clients: Sequence[Mapping[str, Any]], rate: float | None) -> list[Arrival]:
+def _day(
+    numbers: random.Random, clients: Sequence[Mapping[str, Any]], rate: float | None, seconds: float
+) -> list[Arrival]:
     """ServeGen's rule: per client and window, n = ceil(rate * length) gaps from its distribution, stretched to fill it.
 
-    The day is pressed into three hours: its ramps are eight times as steep. rate: mean requests per second; None: as
-    the trace has it.
+    The day is pressed into `seconds`: in three hours its ramps are eight times as steep. rate: mean requests per
+    second; None: as the trace has it.
     """
     mean = sum(w[1] * 600.0 for c in clients for w in c["trace"]) / DAY_SECONDS
-    thin, squeeze = (rate or mean) / mean, SQUEEZED_SECONDS / DAY_SECONDS
+    thin, squeeze = (rate or mean) / mean, seconds / DAY_SECONDS
     arrivals: list[Arrival] = []
     for client in clients:
         draws = _draws(client["dataset"])
@@ -136,8 +139,8 @@ def _draws(dataset: Mapping[str, Any]) -> dict[float, list[Callable[[random.Rand
 
 
 def _sampler(pmf: Mapping[str, float]) -> Callable[[random.Random], int]:
-    values, weights = [int(float(v)) for v in pmf], list(pmf.values())
-    return lambda numbers: numbers.choices(values, weights)[0]
+    values, up_to = [int(float(v)) for v in pmf], list(accumulate(pmf.values()))
+    return lambda numbers: numbers.choices(values, cum_weights=up_to)[0]
 
 
 TRACES_BY_NAME = {
@@ -145,24 +148,34 @@ TRACES_BY_NAME = {
     for t in (
         Trace("azure_conv", "smooth: 5.5 requests/s for 58 minutes", 1.5, _as_recorded("azure2023/conv.csv.gz")),
         Trace("azure_code", "bursts: 7.7 requests/s in bursts of minutes, gaps between them", 1.5, _copies),
-        Trace("servegen", "people's day with images in three hours, 4.4 requests/s", 1.5, _daily),
+        Trace("servegen", "people's day with images in three hours, 4.4 requests/s", 1.5, _daily(PRESSED_SECONDS)),
         Trace("servegen_all", "the same day with the batch jobs of the night, 3.5 requests/s", 1.5, _everybody),
         Trace(
             "mooncake", "long prompts: 3.4 requests/s for 59 minutes", 3.0, _as_recorded("mooncake/conversation.csv.gz")
         ),
     )
 }
+MAIN = tuple(TRACES_BY_NAME)  # what --all runs; more of the same day takes as much longer as it has more hours
+TRACES_BY_NAME |= {
+    f"servegen_{hours}h": Trace(f"servegen_{hours}h", f"the same in {hours} hours", 1.5, _daily(3600.0 * hours))
+    for hours in (6, 12, 24)
+}
+
+
+@lru_cache(maxsize=2)
+def _drawn(name: str, seed: int, audio_share: float) -> tuple[tuple[float, int, int, int], ...]:
+    """(arrival, prompt, tokens, frames; 0: text only), ascending."""
+    numbers = random.Random(f"{name}/{seed}")
+    found = []
+    for arrival in sorted(TRACES_BY_NAME[name].arrivals(numbers), key=lambda a: a.at):
+        frames = min(MAX_FRAMES, max(MIN_FRAMES, round(FRAMES_PER_TOKEN * arrival.tokens)))
+        audio = numbers.random() < audio_share
+        found.append((arrival.at, arrival.prompt, arrival.tokens, frames if audio else 0))
+    return tuple(found)
 
 
 def requests_of(
     trace: Trace, seed: int, *, audio_share: float = AUDIO_SHARE, seconds: float = math.inf
 ) -> list[Request]:
     """Ascending; the same seed the same requests for every policy."""
-    numbers = random.Random(f"{trace.name}/{seed}")
-    found = []
-    for arrival in sorted(trace.arrivals(numbers), key=lambda a: a.at):
-        frames = min(MAX_FRAMES, max(MIN_FRAMES, round(FRAMES_PER_TOKEN * arrival.tokens)))
-        audio = numbers.random() < audio_share
-        if arrival.at < seconds:
-            found.append(Request(arrival.at, arrival.prompt, arrival.tokens, frames if audio else 0))
-    return found
+    return [Request(*drawn) for drawn in _drawn(trace.name, seed, audio_share) if drawn[0] < seconds]
