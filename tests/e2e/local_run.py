@@ -70,13 +70,24 @@ class LocalRun:
                     continue
         return found
 
+    def ready(self, process: str) -> list[int]:
+        """pids of the processes of that name that say that they are ready."""
+        found = []
+        for pid, command in self.children().items():
+            if self.mark_of(process) in command:
+                try:
+                    if httpx.get(f"http://127.0.0.1:{_http_port(command)}/ready", timeout=10).status_code == 200:
+                        found.append(pid)
+                except httpx.HTTPError:  # it has not come so far
+                    continue
+        return found
+
     def metric(self, process: str, family: str) -> list[float]:
         """A gauge or counter of each process of that name (entry, connector, or a stage), summed over its series."""
         found = []
         for command in self.children().values():
             if self.mark_of(process) in command:
-                port = command.split("--http-port ", 1)[1].split()[0]
-                text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+                text = httpx.get(f"http://127.0.0.1:{_http_port(command)}/metrics", timeout=10).text
                 series = (s for f in text_string_to_metric_families(text) for s in f.samples)
                 found.append(sum(s.value for s in series if s.name == family))
         assert found, f"no process {process}"
@@ -92,3 +103,7 @@ class LocalRun:
         response = httpx.get(f"{self.url}/ready", timeout=5)
         missing: list[str] = response.json().get("missing", [])
         return missing
+
+
+def _http_port(command: str) -> str:
+    return command.split("--http-port ", 1)[1].split()[0]

@@ -93,23 +93,27 @@ def soak(run: LocalRun, *, speaks_text: bool, exact: Sequence[Plan] = ()) -> Non
 
 
 def trouble(run: LocalRun, books: Books, lock: threading.Lock) -> tuple[dict[str, list[int]], int]:
-    """Kill replicas of talker and code2wav in turn, the thinker once; memory of the processes that live through it."""
+    """Kill replicas of talker and code2wav in turn, the thinker once; memory of the processes that live through it.
+
+    Only what is ready is killed: `omni run` ends, and says so, when a process ends three times before it was ready.
+    """
     rng = random.Random(0)
     started = time.monotonic()
     kills, thinker_killed = 0, False
     sizes: dict[str, list[int]] = {"entry": [], "connector": []}
     pause = threading.Event()  # never set: a wait with a deadline, between two looks
     while (elapsed := time.monotonic() - started) < SECONDS:
+        assert run.process.poll() is None, run.output.read_text()[-2000:]
         for name, resident in sizes.items():
             resident.append(rss_of(next(iter(pids(run, name)))))
         if elapsed >= KILL_EVERY_SECONDS * (kills + 1):
             stage = rng.choice(("talker", "code2wav"))
             if not thinker_killed and elapsed > SECONDS / 2:
-                stage, thinker_killed = "thinker", True
-            victims = list(pids(run, stage))
-            if victims:
+                stage = "thinker"
+            if victims := run.ready(stage):
                 os.kill(rng.choice(victims), signal.SIGKILL)
                 kills += 1
+                thinker_killed |= stage == "thinker"
         with lock:
             assert books.strange == []
         pause.wait(SAMPLE_SECONDS)
