@@ -82,15 +82,6 @@ def test_a_slow_rise_is_seen_above_its_noise() -> None:
     assert grown > sum(d.planned / d.rate for d in part) / 20
 
 
-def test_bursts_that_have_come_back_are_told_from_one_burst() -> None:
-    def samples(bursts: int) -> list[LoadSample]:
-        rates = ([0.2] * 12 + [8.0] * 4) * bursts + [0.2] * 12
-        return [LoadSample(15.0 * (i + 1), 15.0, (rate * 15.0,)) for i, rate in enumerate(rates)]
-
-    assert estimate(samples(3), 0, Tuning(), 120.0, 0.0).returning
-    assert not estimate(samples(1), 0, Tuning(), 120.0, 0.0).returning
-
-
 def test_a_longer_day_is_the_same_day() -> None:
     three, six = (len(TRACES_BY_NAME[n].arrivals(random.Random(1))) for n in ("servegen", "servegen_6h"))
     assert six == pytest.approx(2 * three, rel=0.02)
