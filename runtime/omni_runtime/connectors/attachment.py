@@ -17,7 +17,7 @@ import numpy as np
 from omni_runtime.connectors import payloads, wire
 from omni_runtime.connectors.arena import Arena, SlabPool
 from omni_runtime.connectors.ipc import FrameChannel, dial
-from omni_runtime.connectors.line import Lines, OnEarly
+from omni_runtime.connectors.line import Lines, OnDirect, OnRoom
 from omni_runtime.connectors.wire import ProtocolError, Slab
 from omni_runtime.protocol.payload import Payload
 
@@ -92,13 +92,14 @@ class Attachment:
         attach: wire.Attach,
         deadline_s: float,
         on_frame: Callable[[Attachment, bytes, bytes], None],
-        on_early: OnEarly,
+        on_direct: OnDirect,
+        on_room: OnRoom,
         on_lost: Callable[[Attachment, str], None],
     ) -> Attachment:
         """Raises OSError, TimeoutError, ProtocolError or ipc.Refusal. The callbacks may come before this returns."""
         sock, attached, arena_fd, line_fd = await dial(path, attach, deadline_s)
         self = cls(attached, arena_fd)
-        self.lines = Lines(path, line_fd, on_early)
+        self.lines = Lines(path, line_fd, attached.session, on_direct, on_room)
         channel = FrameChannel(partial(on_frame, self), partial(on_lost, self))
         self._channel = channel
         try:
@@ -120,6 +121,11 @@ class Attachment:
     async def writable(self) -> None:
         if self._channel is not None:
             await self._channel.writable()
+
+    def drain_line(self) -> None:
+        """Hear first of what other engines had sent before the sidecar sent this."""
+        if self.lines is not None:
+            self.lines.drain()
 
     # --- slabs to send
 

@@ -143,7 +143,13 @@ class SidecarEdgeClient:
             lost.set()
 
         attachment = await Attachment.open(
-            self._path, self._attach, _DIAL_SECONDS, self._on_frame, self._receiver.on_early, on_lost
+            self._path,
+            self._attach,
+            _DIAL_SECONDS,
+            self._on_frame,
+            self._receiver.on_direct,
+            self._sender.on_room,
+            on_lost,
         )
         if not await attachment.ping(_DIAL_SECONDS):  # only a sidecar that answers is one
             attachment.close()
@@ -167,7 +173,6 @@ class SidecarEdgeClient:
                 self._sender.on_credit(number, pieces)
             case wire.Paired():
                 self._sender.on_paired(message)
-                self._receiver.on_paired(message)
             case wire.Freed(slabs):
                 attachment.on_freed(slabs)
             case wire.Squeeze():
@@ -187,6 +192,7 @@ class SidecarEdgeClient:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             self._receiver.check_deadlines(loop.time())
+            self._sender.report()
             if self._attachment is not None:
                 self._attachment.tick(loop.time())
 
@@ -203,7 +209,8 @@ class SidecarEdgeClient:
         if self._sender.is_over(request):
             raise StreamClosed(f"open of {producer.edge}: request {request} is over in this replica")
         withhold = producer.edge in self._full_payload
-        stream = self._receiver.new((request, producer.edge), attachment, withhold=withhold)
+        line = producer.shared_memory_domain == attachment.attached.domain
+        stream = self._receiver.new((request, producer.edge), attachment, withhold=withhold, line=line)
         attachment.send(
             wire.Open(
                 stream=stream.number,
@@ -216,6 +223,7 @@ class SidecarEdgeClient:
                 revision=self._plan.revision,
                 contract_version=self._plan.contract_version,
                 credits=WINDOW_PIECES,
+                token=stream.token,
             )
         )
 

@@ -5,19 +5,18 @@ Decisions are in `streams` (what happens to a stream) and `ledger` (who holds a 
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 import time
 from typing import Protocol
 
 from omni_runtime.connectors import wire
 from omni_runtime.connectors.arena import PAGE, Allocator, Arena, SlabPool, aligned, extent_length, largest_slab
-from omni_runtime.connectors.ipc import FrameChannel, Line
+from omni_runtime.connectors.engine_session import EngineSession
+from omni_runtime.connectors.ipc import Line
 from omni_runtime.connectors.ledger import QUEUE, SIDECAR, SlabLedger
 from omni_runtime.connectors.metrics import SidecarMetrics
 from omni_runtime.connectors.mooncake import Mooncake
-from omni_runtime.connectors.streams import Action, Deliver, Drop, Fail, Grant, Key, Limits, Piece, Port, StreamTable
-from omni_runtime.connectors.wire import ProtocolError, Put, Slab
+from omni_runtime.connectors.streams import Action, Count, Deliver, Drop, Fail, Grant, Key, Limits, Port, StreamTable
+from omni_runtime.connectors.wire import ProtocolError, Slab
 from omni_runtime.deploy.plan import ResolvedPlan
 from omni_runtime.logs import get_logger
 
@@ -134,12 +133,11 @@ class Hub:
         return None if engine is None else engine.line
 
     def pair(self, port: Port) -> None:
-        """Tell both ends of a stream, if they are engines here, that they have a line."""
-        producer, consumer = self.table.ends(port)
-        if producer is not None and consumer is not None and consumer.session in self.engines:
-            token = secrets.randbits(63)
-            for end in (consumer, producer):
-                self.engines[end.session].send(wire.Paired(end.stream, consumer.session, token))
+        """Tell the producer of a stream, if both ends are engines here, that its consumer has a line."""
+        found = self.table.line(port)
+        if found is not None and found[1].session in self.engines:
+            producer, consumer, token = found
+            self.engines[producer.session].send(wire.Paired(producer.stream, consumer.session, token))
 
     # --- actions of the stream table
 
@@ -151,6 +149,9 @@ class Hub:
                 case Grant(producer, pieces):
                     if (engine := self.engines.get(producer.session)) is not None:
                         engine.grant(producer.stream, pieces)
+                case Count(key, to, chunks):
+                    for nbytes, seconds in chunks:
+                        self._count(key, to, nbytes, seconds)
                 case Fail(port, code, message):
                     self.fail(port, code, message)
                 case Drop(piece):
@@ -171,12 +172,7 @@ class Hub:
         if (engine := self.engines.get(session)) is not None:
             engine.deliver(deliver.consumer.stream, put, deliver.piece.body)
             if put.chunk is not None:
-                edge = self.metrics.edge(deliver.key.edge, deliver.key.producer, deliver.to)
-                seconds = max(0.0, time.time() - put.chunk.sent_at)
-                metrics = self.metrics.of(edge, "SharedMemory")
-                metrics.sent(put.chunk.nbytes)
-                metrics.tx.observe(seconds)
-                metrics.in_flight.observe(seconds)
+                self._count(deliver.key, deliver.to, put.chunk.nbytes, time.time() - put.chunk.sent_at)
         elif (consumer := self.consumers.get(session)) is not None:
             consumer.deliver(deliver)
             if put.chunk is not None:
@@ -184,6 +180,14 @@ class Hub:
                 self.metrics.of(edge, consumer.connector(deliver.consumer.stream)).sent(put.chunk.nbytes)
         elif put.slab is not None:
             self.free(put.slab, session)
+
+    def _count(self, key: Key, to: str, nbytes: int, seconds: float) -> None:
+        """A chunk from engine to engine of this pod."""
+        seconds = max(0.0, seconds)  # whatever an engine said
+        metrics = self.metrics.of(self.metrics.edge(key.edge, key.producer, to), "SharedMemory")
+        metrics.sent(nbytes)
+        metrics.tx.observe(seconds)
+        metrics.in_flight.observe(seconds)
 
     # --- slabs
 
@@ -285,114 +289,3 @@ class Hub:
         gauge("omni:connector_mooncake_up", "Whether the transfer engine runs", lambda: self.mooncake is not None)
         self.metrics.waiting(self.table.waiting)
         gauge("omni:connector_in_flight_pieces", "Pieces that wait here", lambda: self.table.queued_pieces)
-
-
-class EngineSession:
-    """One attached engine."""
-
-    def __init__(self, hub: Hub, session: int, attach: wire.Attach) -> None:
-        self.session = session
-        self.stage = attach.stage
-        self.replica = attach.replica
-        self.channel: FrameChannel | None = None
-        self.line = Line()
-        self.attached = wire.Attached(session, hub.arena.length, hub.endpoint, hub.domain)
-        self._hub = hub
-        self._freed: list[Slab] = []
-        self._granted: dict[int, int] = {}
-
-    def send(self, message: wire._Message, body: bytes | memoryview = b"") -> None:
-        if self.channel is not None:
-            self.channel.send(message, body)
-
-    def deliver(self, stream: int, put: Put, body: bytes | memoryview) -> None:
-        self.send(Put(stream, put.seq, put.piece, put.last, put.length, put.slab, put.chunk), body)
-
-    def freed(self, slab: Slab) -> None:
-        """Told once per turn of the loop, as credits are."""
-        self._want_flush()
-        self._freed.append(slab)
-
-    def grant(self, stream: int, pieces: int) -> None:
-        self._want_flush()
-        self._granted[stream] = self._granted.get(stream, 0) + pieces
-
-    def _want_flush(self) -> None:
-        if not self._freed and not self._granted:
-            asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
-        granted, self._granted = self._granted, {}
-        for stream, pieces in granted.items():
-            self.send(wire.Credit(stream, pieces))
-        slabs, self._freed = self._freed, []
-        for at in range(0, len(slabs), 512):
-            self.send(wire.Freed(tuple(slabs[at : at + 512])))
-
-    def on_lost(self, reason: str) -> None:
-        self.channel = None
-        self._hub.engine_lost(self, reason)
-
-    def on_frame(self, header: bytes, body: bytes) -> None:
-        hub = self._hub
-        message = wire.decode_from_engine(header)
-        if body and not isinstance(message, Put):
-            raise ProtocolError(f"{type(message).__name__} has no body")
-        match message:
-            case Put():
-                self._put(message, body)
-            case wire.Credit(stream, pieces):
-                port = Port(self.session, stream)
-                if hub.remote is None or not hub.remote.credit(port, pieces):
-                    hub.apply(hub.table.credit(port, pieces, time.monotonic()))
-            case wire.Release(slabs):
-                for slab in slabs:
-                    hub.free(slab, self.session)
-            case wire.Bind(stream, edge, request):
-                port = Port(self.session, stream)
-                hub.apply(hub.table.bind(port, Key(self.replica, edge, request), time.monotonic()))
-                hub.pair(port)
-            case wire.Open():
-                self._open(message)
-            case wire.Cancel(stream, reason):
-                port = Port(self.session, stream)
-                if hub.remote is None or not hub.remote.cancel(port, reason):
-                    hub.apply(hub.table.cancel(port, reason))
-            case wire.Lease(length):
-                self.send(hub.lease(self.session, length))
-            case wire.Return(offset):
-                hub.give_back(self.session, offset)
-            case wire.Ping():
-                self.send(wire.Pong())
-            case wire.Attach() | wire.Claim():
-                raise ProtocolError("Attach comes once, and Claim on its own")
-
-    def _put(self, put: Put, body: bytes) -> None:
-        hub = self._hub
-        wire.check_body(put, len(body))
-        if put.slab is not None:
-            if not hub.holds(self.session, put.slab):
-                raise ProtocolError("slab is not in an extent of this engine")
-            hub.arena.data(put.slab)  # the generation must match now; later changes are caught by the reader
-            hub.ledger.enter(put.slab, self.session)
-        elif put.length > wire.INLINE_BYTES:
-            hub.metrics.spilled.inc()
-        before = hub.table.late_pieces
-        hub.apply(hub.table.put(Port(self.session, put.stream), Piece(put, body), time.monotonic()))
-        if hub.table.late_pieces > before:
-            hub.metrics.late.inc(hub.table.late_pieces - before)
-
-    def _open(self, message: wire.Open) -> None:
-        hub = self._hub
-        port = Port(self.session, message.stream)
-        refusal = hub.mismatch(message.revision, message.contract_version)
-        if refusal is not None:
-            hub.fail(port, "ContractMismatch", f"{message.edge}: {refusal}")
-        elif message.domain == hub.domain:
-            key = Key(message.producer, message.edge, message.request)
-            hub.apply(hub.table.open(port, key, self.replica, message.credits, time.monotonic()))
-            hub.pair(port)
-        elif hub.remote is not None:
-            hub.remote.open(port, message)
-        else:
-            hub.fail(port, "UpstreamLost", f"{message.edge}: {message.endpoint} is in another pod")

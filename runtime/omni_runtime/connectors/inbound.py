@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from omni_runtime.connectors.wire import ChunkHeader, ProtocolError, Put
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Assembled:
+class Assembled(msgspec.Struct, frozen=True, eq=False, gc=False):
     seq: int
     chunk: ChunkHeader
     data: bytes | bytearray | memoryview
@@ -30,8 +29,9 @@ class Inbound:
         self._buffer = bytearray()
         self.finished = False
 
-    def expects(self, put: Put) -> bool:
-        return not self.finished and (put.seq, put.piece) == (self._seq, self._piece)
+    def is_early(self, put: Put) -> bool:
+        """Something that belongs before it has not come yet."""
+        return (put.seq, put.piece) > (self._seq, self._piece)
 
     def accept(self, put: Put, data: bytes | memoryview) -> Assembled | None:
         """The chunk that this piece completes, if it does.

@@ -11,12 +11,13 @@ import contextlib
 import fcntl
 import os
 import socket
+import struct
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 from omni_runtime.connectors import wire
-from omni_runtime.connectors.wire import FRAME_PREFIX, ProtocolError
+from omni_runtime.connectors.wire import ProtocolError
 
 SOCKET_NAME: Final = "sidecar.sock"
 HANDSHAKE_SECONDS: Final = 5.0
@@ -24,8 +25,26 @@ _WRITE_HIGH_WATER: Final = 4 << 20
 _MAX_DESCRIPTORS: Final = 2
 _JOIN_BYTES: Final = 32 << 10  # a copy of so much costs less than a second write
 
+FRAME_PREFIX: Final = struct.Struct("<II")  # lengths of header and body, which follow
+Buffer = bytes | bytearray | memoryview
 OnFrame = Callable[[bytes, bytes], None]
 OnLost = Callable[[str], None]
+
+
+def frame(message: wire._Message, body: Buffer = b"") -> tuple[bytes, Buffer]:
+    """(prefix and header, body) ready to write."""
+    header = wire.encode(message)
+    return FRAME_PREFIX.pack(len(header), len(body)) + header, body
+
+
+def parse_prefix(buffer: bytes | bytearray | memoryview, at: int = 0) -> tuple[int, int]:
+    """(header length, body length). Raises ProtocolError before anything of that size is read."""
+    header, body = FRAME_PREFIX.unpack_from(buffer, at)
+    if header > wire.MAX_HEADER_BYTES or body > wire.MAX_BODY_BYTES:
+        raise ProtocolError(
+            f"frame of {header} + {body} bytes; at most {wire.MAX_HEADER_BYTES} + {wire.MAX_BODY_BYTES}"
+        )
+    return header, body
 
 
 class FrameChannel(asyncio.Protocol):
@@ -55,7 +74,7 @@ class FrameChannel(asyncio.Protocol):
         at, length, prefix = 0, len(data), FRAME_PREFIX.size
         try:
             while length - at >= prefix:
-                header_length, body_length = wire.parse_prefix(data, at)
+                header_length, body_length = parse_prefix(data, at)
                 start = at + prefix
                 body_at = start + header_length
                 end = body_at + body_length
@@ -76,7 +95,7 @@ class FrameChannel(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        head, tail = wire.frame(message, body)
+        head, tail = frame(message, body)
         if len(tail) > _JOIN_BYTES:
             transport.write(head)
             transport.write(tail)
@@ -142,7 +161,7 @@ async def _receive_frame(sock: socket.socket) -> tuple[bytes, list[int]]:
     while True:
         whole = FRAME_PREFIX.size
         if len(data) >= whole:
-            header_length, body_length = wire.parse_prefix(data)
+            header_length, body_length = parse_prefix(data)
             whole += header_length
             if body_length:
                 raise ProtocolError("handshake frame carries more than its header")
@@ -191,7 +210,7 @@ async def _ask(path: Path, message: wire._Message, deadline_s: float) -> tuple[s
         async with asyncio.timeout(deadline_s):
             loop = asyncio.get_running_loop()
             await loop.sock_connect(sock, str(path))
-            await loop.sock_sendall(sock, wire.frame(message)[0])
+            await loop.sock_sendall(sock, frame(message)[0])
             header, fds = await _receive_frame(sock)
         answer = wire.decode_to_engine(header)
         if isinstance(answer, wire.Rejected):
@@ -292,20 +311,20 @@ class IpcServer:
             attach = wire.decode_from_engine(header)
             if isinstance(attach, wire.Claim):
                 if (line := self._line_to(attach.session)) is not None:
-                    socket.send_fds(sock, [wire.frame(wire.Granted())[0]], [line.writing.fileno()])
+                    socket.send_fds(sock, [frame(wire.Granted())[0]], [line.writing.fileno()])
                 sock.close()
                 return
             if not isinstance(attach, wire.Attach):
                 raise ProtocolError("the first message must be Attach")
             session = self._accept(attach)
             if isinstance(session, wire.Rejected):
-                await asyncio.get_running_loop().sock_sendall(sock, wire.frame(session)[0])
+                await asyncio.get_running_loop().sock_sendall(sock, frame(session)[0])
                 sock.close()
                 return
             channel = session.channel = FrameChannel(session.on_frame, session.on_lost)
             try:
                 fds = [self._arena_fd, session.line.reading.fileno()]
-                socket.send_fds(sock, [wire.frame(session.attached)[0]], fds)
+                socket.send_fds(sock, [frame(session.attached)[0]], fds)
                 session.line.reading.close()
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: channel, sock)
             except OSError as error:

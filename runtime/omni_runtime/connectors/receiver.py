@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,10 +17,12 @@ from omni_runtime.connectors.api import ChunkReceived, EdgeEvent, EdgeFailed
 from omni_runtime.connectors.attachment import Attachment
 from omni_runtime.connectors.inbound import Assembled, Duplicate, Inbound
 from omni_runtime.connectors.limits import ClientLimits, StreamId
+from omni_runtime.connectors.line import Source
 from omni_runtime.connectors.wire import ChunkHeader, ProtocolError, Put, Slab
 from omni_runtime.errors import CapacityExceeded, DeadlineExceeded, StreamClosed, UpstreamLost
 
 _GRANT: Final = wire.WINDOW_PIECES // 4
+_GRANT_DIRECT: Final = wire.WINDOW_PIECES // 2
 
 
 @dataclass(slots=True, eq=False)
@@ -30,11 +33,16 @@ class Incoming:
     inbound: Inbound
     withhold: bool  # fullPayload: all chunks together, once the last is here
     due: float
-    queue: deque[tuple[EdgeEvent, Slab | None]] = field(default_factory=deque)  # and the slab that it is a view of
+    token: int  # what the stream is called on this engine's line; 0: it has none
+    # With the slab that it is a view of, and whether it came on the line.
+    queue: deque[tuple[EdgeEvent, Slab | None, bool]] = field(default_factory=deque)
+    early: deque[tuple[Put, bytes]] = field(default_factory=deque)  # on the line, ahead of what comes the usual way
     withheld: list[ChunkReceived] = field(default_factory=list)
     withheld_bytes: int = 0
     taken: int = 0  # pieces that are not granted again yet
-    token: int | None = None  # what the stream is called on this engine's line
+    source: Source | None = None  # of what came on the line
+    direct: int = 0  # chunks from the line that are not granted again yet
+    direct_taken: int = 0  # of these, taken by the worker
     ended: bool = False  # the last event is queued, or nobody wants any
 
 
@@ -69,13 +77,16 @@ class Receiver:
     def queued_events(self) -> int:
         return sum(len(stream.queue) for stream in self._streams.values())
 
-    def new(self, id: StreamId, attachment: Attachment, *, withhold: bool) -> Incoming:
+    def new(self, id: StreamId, attachment: Attachment, *, withhold: bool, line: bool) -> Incoming:
         if id in self._streams:
             raise StreamClosed(f"open of {id[1]}: request {id[0]} has this stream open already")
         due = asyncio.get_running_loop().time() + self._limits.chunk_deadline_s
         inbound = Inbound(self._limits.max_chunk_bytes)
-        stream = Incoming(id, next(self._numbers), attachment, inbound, withhold, due)
+        token = secrets.randbits(62) + 1 if line else 0
+        stream = Incoming(id, next(self._numbers), attachment, inbound, withhold, due, token)
         self._streams[id] = self._ports[stream.number] = stream
+        if line:
+            self._tokens[token] = stream
         return stream
 
     # --- to the worker
@@ -90,7 +101,7 @@ class Receiver:
             stream = self._ready.popleft()  # one event a stream in turn: fair between requests
             if not stream.queue:
                 continue
-            event, slab = stream.queue.popleft()
+            event, slab, direct = stream.queue.popleft()
             if stream.queue:
                 self._ready.append(stream)
             elif stream.ended:
@@ -99,69 +110,96 @@ class Receiver:
                 if slab is not None and not stream.attachment.keep(slab):
                     event = replace(event, payload=payloads.detached(event.payload))
                 if not stream.withhold:
-                    self._grant(stream)
+                    self._grant(stream, direct)
             return event
         raise StopAsyncIteration
 
-    def _push(self, stream: Incoming, event: EdgeEvent, slab: Slab | None = None) -> None:
+    def _push(self, stream: Incoming, event: EdgeEvent, slab: Slab | None = None, *, direct: bool = False) -> None:
         if not stream.queue:
             self._ready.append(stream)
-        stream.queue.append((event, slab))
+        stream.queue.append((event, slab, direct))
         self._event.set()
 
-    def _grant(self, stream: Incoming) -> None:
-        """A quarter of the window at a time: a credit for each piece would be half of all messages."""
+    def _grant(self, stream: Incoming, direct: bool) -> None:
+        """A part of the window at a time: a credit for each piece would be half of all messages."""
+        if stream.ended:
+            return
+        if direct:
+            stream.direct_taken += 1
+            if stream.direct_taken >= _GRANT_DIRECT:
+                self._give_room(stream, stream.direct_taken)
+                stream.direct -= stream.direct_taken
+                stream.direct_taken = 0
+            return
         stream.taken += 1
-        if stream.taken >= _GRANT and not stream.ended:
+        if stream.taken >= _GRANT:
             stream.attachment.send(wire.Credit(stream.number, stream.taken))
             stream.taken = 0
+
+    def _give_room(self, stream: Incoming, pieces: int) -> None:
+        """To the producer itself if that can be: its sidecar has nothing else to do with these chunks."""
+        lines = stream.attachment.lines
+        if lines is None or stream.source is None or not lines.give_room(stream.source, stream.token, pieces):
+            stream.attachment.send(wire.Taken(stream.number, pieces))
 
     # --- from the sidecar
 
     def on_put(self, attachment: Attachment, put: Put, body: bytes) -> None:
         wire.check_body(put, len(body))
         stream = self._ports.get(put.stream)
+        if stream is not None and stream.inbound.is_early(put):
+            attachment.drain_line()  # what belongs before it was sent before it
+            stream = self._ports.get(put.stream)
         if stream is None:
             if put.slab is not None:
                 attachment.release(put.slab)  # late: the request is over here
             return
         self._arrived(stream, put, body)
+        while stream.early and not stream.inbound.is_early(stream.early[0][0]):
+            self._arrived(stream, *stream.early.popleft(), direct=True)
 
-    def on_paired(self, paired: wire.Paired) -> None:
-        stream = self._ports.get(paired.stream)
-        if stream is not None:
-            stream.token = paired.token
-            self._tokens[paired.token] = stream
-
-    def on_early(self, token: int, put: Put, body: bytes) -> None:
-        """A chunk on the line. Taken only if it is the next one: the sidecar brings it as well, and in order."""
+    def on_direct(self, token: int, source: Source, put: Put, body: bytes) -> None:
+        """A chunk on the line: it may be ahead of others that the sidecar brings."""
         stream = self._tokens.get(token)
-        if stream is not None and stream.inbound.expects(put):
-            self._arrived(stream, put, body)
+        if stream is None:
+            return  # the request is over here
+        if stream.source is None and stream.attachment.lines is not None:
+            stream.source = source
+            stream.attachment.lines.want(source.session)
+        stream.direct += 1
+        if stream.direct > wire.WINDOW_PIECES:
+            self._break_off(stream, "the producer ignored its window")
+        elif stream.early or stream.inbound.is_early(put):
+            stream.early.append((put, body))
+        else:
+            self._arrived(stream, put, body, direct=True)
 
-    def _arrived(self, stream: Incoming, put: Put, body: bytes) -> None:
+    def _arrived(self, stream: Incoming, put: Put, body: bytes, *, direct: bool = False) -> None:
         attachment = stream.attachment
         stream.due = asyncio.get_running_loop().time() + self._limits.chunk_deadline_s
         held = put.slab
         try:
             done = stream.inbound.accept(put, body if held is None else attachment.arena.data(held))
             if done is None:
-                self._grant(stream)
+                self._grant(stream, direct)
             else:
                 data, view = self._take(stream, done, held)
                 if view is not None:
                     held = None  # released with its last view
                 seconds = max(0.0, time.time() - done.chunk.sent_at)
                 chunk = ChunkReceived(*stream.id, done.seq, payloads.read(done.chunk, data), seconds)
-                self._received(stream, chunk, done.chunk, view)
+                self._received(stream, chunk, done.chunk, view, direct)
         except Duplicate:
             pass
         except ProtocolError as error:
-            self._cancel(stream, str(error))
-            self._fail(stream, ProtocolError.code, f"{stream.id[1]}: {error}")
+            self._break_off(stream, str(error))
         finally:
             if held is not None:
                 attachment.release(held)
+
+    def _break_off(self, stream: Incoming, reason: str) -> None:
+        self._cancel(stream, reason)
+        self._fail(stream, ProtocolError.code, f"{stream.id[1]}: {reason}")
 
     def _take(self, stream: Incoming, done: Assembled, slab: Slab | None) -> tuple[payloads.Bytes, Slab | None]:
         """(bytes of the chunk, the slab if that is where they are)."""
@@ -172,12 +210,14 @@ class Receiver:
         assert isinstance(done.data, memoryview)
         return stream.attachment.view(slab, done.data), slab
 
-    def _received(self, stream: Incoming, chunk: ChunkReceived, header: ChunkHeader, slab: Slab | None) -> None:
+    def _received(
+        self, stream: Incoming, chunk: ChunkReceived, header: ChunkHeader, slab: Slab | None, direct: bool
+    ) -> None:
         if header.finished:
             stream.ended = True
             self._close(stream)
         if not stream.withhold:
-            self._push(stream, chunk, slab)
+            self._push(stream, chunk, slab, direct=direct)
             return
         stream.withheld.append(chunk)
         stream.withheld_bytes += header.nbytes
@@ -190,12 +230,13 @@ class Receiver:
                 self._push(stream, withheld)
             stream.withheld = []
         else:
-            self._grant(stream)
+            self._grant(stream, direct)
 
     def on_failed(self, number: int, code: str, message: str) -> None:
-        stream = self._ports.get(number)
-        if stream is not None:
-            self._fail(stream, code, message)
+        if number in self._ports:
+            self._ports[number].attachment.drain_line()
+        if number in self._ports:
+            self._fail(self._ports[number], code, message)
 
     def sidecar_lost(self, attachment: Attachment, reason: str) -> None:
         for stream in [s for s in self._ports.values() if s.attachment is attachment]:
@@ -211,8 +252,8 @@ class Receiver:
     def _close(self, stream: Incoming) -> None:
         """Nothing more may come."""
         self._ports.pop(stream.number, None)
-        if stream.token is not None:
-            self._tokens.pop(stream.token, None)
+        self._tokens.pop(stream.token, None)
+        stream.early.clear()
 
     def _fail(self, stream: Incoming, code: str, message: str) -> None:
         self._close(stream)

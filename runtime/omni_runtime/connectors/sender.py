@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,11 +14,13 @@ from omni_runtime.connectors.api import Reservation
 from omni_runtime.connectors.arena import largest_slab
 from omni_runtime.connectors.attachment import Attachment, SlabReservation
 from omni_runtime.connectors.limits import ClientLimits, StreamId
+from omni_runtime.connectors.line import Room
 from omni_runtime.connectors.wire import FRAGMENT_BYTES, INLINE_BYTES, WINDOW_PIECES, ChunkHeader, Put, Slab
 from omni_runtime.errors import CapacityExceeded, DeadlineExceeded, OmniError, StreamClosed, UpstreamLost, by_code
 from omni_runtime.protocol.payload import Payload
 
 _REMEMBERED: Final = 65_536
+_REPORTED: Final = 64  # chunks on the line that the sidecar is told of at once
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +32,10 @@ class Outgoing:
     seq: int = 0
     finished: bool = False
     line: tuple[int, int] | None = None  # session of the consumer, token
+    direct: list[tuple[int, float]] = field(default_factory=list)  # sent on the line, and not told to the sidecar yet
     error: tuple[type[OmniError], str] | None = None
+    starved: bool = False  # the sidecar has heard that no credit was left
+    puts: int = 0  # that have the lock, or wait for it
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -61,6 +67,7 @@ class Sender:
         self._streams: dict[StreamId, Outgoing] = {}
         self._sent: OrderedDict[str, dict[str, Outgoing]] = OrderedDict()  # request -> edge: finished, for abort
         self._over: OrderedDict[str, None] = OrderedDict()  # requests that were cleaned up
+        self._unreported: dict[int, Outgoing] = {}
 
     def __len__(self) -> int:
         return len(self._ports)
@@ -83,25 +90,50 @@ class Sender:
                 f"chunk of {header.nbytes} bytes on {edge} of request {request};"
                 f" at most {limits.max_chunk_bytes} are allowed"
             )
-        deadline = asyncio.get_running_loop().time() + limits.put_deadline_s
         stream = self._streams.get((request, edge))
+        if stream is not None and reservation is None and self._put_at_once(stream, payload, header):
+            return
+        deadline = asyncio.get_running_loop().time() + limits.put_deadline_s
         if stream is None:
             stream = self._bind((request, edge), self._current() or await self._attached())
-        async with stream.lock:
-            stream.check()
-            if stream.finished:
-                raise StreamClosed(f"put on {edge} of request {request} after its finished chunk")
-            sent = False
-            try:
-                await self._send_chunk(stream, payload, header, deadline, reservation)
-                sent = True
-            finally:
-                if not sent and stream.error is None:  # part of a chunk, or a gap: the stream cannot go on
-                    self._cancel(stream, "put was interrupted")
-                    stream.end(StreamClosed, f"{edge} of request {request}: an earlier put was interrupted")
-            stream.seq += 1
-            if payload.finished:
-                self._finish(stream)
+        stream.puts += 1
+        try:
+            async with stream.lock:
+                await self._put(stream, payload, header, deadline, reservation)
+        finally:
+            stream.puts -= 1
+
+    def _put_at_once(self, stream: Outgoing, payload: Payload, header: ChunkHeader) -> bool:
+        """Most chunks of a model: they are small and there is nothing to wait for."""
+        if stream.puts or not stream.credits or not self._send_direct(stream, payload, header):
+            return False
+        stream.credits -= 1
+        stream.seq += 1
+        return True
+
+    async def _put(
+        self,
+        stream: Outgoing,
+        payload: Payload,
+        header: ChunkHeader,
+        deadline: float,
+        reservation: Reservation | None,
+    ) -> None:
+        request, edge = stream.id
+        stream.check()
+        if stream.finished:
+            raise StreamClosed(f"put on {edge} of request {request} after its finished chunk")
+        sent = False
+        try:
+            await self._send_chunk(stream, payload, header, deadline, reservation)
+            sent = True
+        finally:
+            if not sent and stream.error is None:  # part of a chunk, or a gap: the stream cannot go on
+                self._cancel(stream, "put was interrupted")
+                stream.end(StreamClosed, f"{edge} of request {request}: an earlier put was interrupted")
+        stream.seq += 1
+        if payload.finished:
+            self._finish(stream)
 
     def _bind(self, id: StreamId, attachment: Attachment) -> Outgoing:
         request, edge = id
@@ -152,29 +184,28 @@ class Sender:
         except BaseException:
             attachment.free_unsent(slab)
             raise
+        self._report(stream)
         attachment.send(Put(stream.number, stream.seq, 0, True, length, slab, header))
 
     async def _send_pieces(self, stream: Outgoing, payload: Payload, header: ChunkHeader, deadline: float) -> None:
         """A chunk that is small, larger than any slab, or finds the arena full."""
         attachment, length = stream.attachment, header.nbytes
         limit = largest_slab(attachment.arena.length)
-        flat = payloads.flat(payload, header)
         if length <= INLINE_BYTES:
-            calm = stream.credits == WINDOW_PIECES  # all that was put before has been relayed
             if not stream.credits:
                 await self._credit(stream, deadline)
             else:
                 stream.credits -= 1
+            if self._send_direct(stream, payload, header):
+                return
             if not attachment.is_writable:
                 await attachment.writable()
             stream.check()
+            self._report(stream)
             put = Put(stream.number, stream.seq, 0, True, length, None, header)
-            early = False
-            if calm and stream.line is not None and attachment.lines is not None:
-                early = attachment.lines.send(*stream.line, put, flat)
-            attachment.send(put, flat, hurry=not early)  # else the sidecar takes the consumer's turn on the processor
+            attachment.send(put, payloads.flat(payload, header))
             return
-        data = memoryview(flat)
+        data = memoryview(payloads.flat(payload, header))
         at = piece = 0
         while piece == 0 or at < length:
             slab = None
@@ -193,8 +224,40 @@ class Sender:
                 raise
             last = at + part == length
             put = Put(stream.number, stream.seq, piece, last, part, slab, header if piece == 0 else None)
+            self._report(stream)
             attachment.send(put, b"" if slab is not None else data[at : at + part])
             at, piece = at + part, piece + 1
+
+    def _send_direct(self, stream: Outgoing, payload: Payload, header: ChunkHeader) -> bool:
+        """On the line, if there is one and it takes the chunk now. The last chunk goes where streams end: the sidecar."""
+        lines = stream.attachment.lines
+        if stream.line is None or lines is None or stream.error is not None:
+            return False
+        if not stream.attachment.is_writable:  # a sidecar that hears nothing: what it is to be told must not pile up
+            return False
+        if header.finished or header.nbytes > INLINE_BYTES:
+            return False
+        if not lines.send(*stream.line, stream.number, stream.seq, header, payloads.flat(payload, header)):
+            return False
+        self._unreported[stream.number] = stream
+        stream.direct.append((header.nbytes, time.time() - header.sent_at))
+        if len(stream.direct) == _REPORTED:
+            self._report(stream)
+        return True
+
+    def report(self) -> None:
+        """Tell the sidecar of what went past it: for its numbers, and so that it takes no stream for an orphan."""
+        streams, self._unreported = self._unreported, {}
+        for stream in streams.values():
+            if stream.direct or (stream.starved and stream.credits):
+                self._report(stream, always=True)
+
+    def _report(self, stream: Outgoing, *, always: bool = False) -> None:
+        """Before anything else is said of the stream."""
+        if stream.direct or always:
+            stream.starved = not stream.credits
+            stream.attachment.send(wire.Bypassed(stream.number, tuple(stream.direct), stream.starved), hurry=False)
+            stream.direct = []
 
     async def _credit(self, stream: Outgoing, deadline: float) -> None:
         while stream.error is None and not stream.credits:
@@ -212,6 +275,7 @@ class Sender:
 
     def _cancel(self, stream: Outgoing, reason: str) -> None:
         self._ports.pop(stream.number, None)
+        self._report(stream)
         stream.attachment.send(wire.Cancel(stream.number, reason[:2000]))
 
     # --- what others say
@@ -219,8 +283,19 @@ class Sender:
     def on_credit(self, number: int, pieces: int) -> None:
         stream = self._ports.get(number)
         if stream is not None:
-            stream.credits += pieces
-            stream.moved.set()
+            self._credited(stream, pieces)
+
+    def on_room(self, room: Room) -> None:
+        """From the consumer itself, for what went on its line."""
+        stream = self._ports.get(room.stream)
+        if stream is not None and stream.line is not None and stream.line[1] == room.token:
+            self._credited(stream, room.pieces)
+
+    def _credited(self, stream: Outgoing, pieces: int) -> None:
+        if stream.starved:
+            self._unreported[stream.number] = stream
+        stream.credits += pieces
+        stream.moved.set()
 
     def on_paired(self, paired: wire.Paired) -> None:
         stream = self._ports.get(paired.stream)
@@ -256,5 +331,6 @@ class Sender:
         return request in self._over
 
     def close(self) -> None:
+        self.report()
         for stream in self._streams.values():
             stream.end(StreamClosed, "the connector client is closed")

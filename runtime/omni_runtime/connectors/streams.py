@@ -65,7 +65,15 @@ class Drop(msgspec.Struct, frozen=True, gc=False):
     piece: Piece
 
 
-Action = Deliver | Grant | Fail | Drop
+class Count(msgspec.Struct, frozen=True, gc=False):
+    """Chunks (bytes, seconds from put until sent) that went past the sidecar, from engine to engine."""
+
+    key: Key
+    to: str
+    chunks: tuple[tuple[int, float], ...]
+
+
+Action = Deliver | Grant | Fail | Drop | Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +90,10 @@ class _Stream:
     producer: Port | None = None
     consumer: Port | None = None
     to: str = ""
+    token: int = 0  # what the consumer calls it on its line; 0: it has none
     queue: deque[Piece] = field(default_factory=deque)
     credits: int = 0
+    starved: bool = False  # the producer has chunks on the line, and no credit left
     seq: int = 0  # expected next
     piece: int = 0
     closing: bool = False  # the chunk that is coming in is the last one
@@ -111,16 +121,20 @@ class StreamTable:
     @property
     def stalled(self) -> int:
         """Streams with something to send whose consumer grants nothing (or is not there yet)."""
-        return sum(1 for s in self._streams.values() if s.queue)
+        return sum(1 for _ in self.waiting())
 
     def waiting(self) -> Iterator[tuple[Key, str, int]]:
         """(stream, consumer replica or "", pieces) of every stream that has something to send and may not."""
-        return ((s.key, s.to, len(s.queue)) for s in self._streams.values() if s.queue)
+        for s in self._streams.values():
+            if s.queue or s.starved:
+                yield s.key, s.to, WINDOW_PIECES if s.starved else len(s.queue)
 
-    def ends(self, port: Port) -> tuple[Port | None, Port | None]:
-        """(producer, consumer) of the stream of this port, as far as they are there."""
+    def line(self, port: Port) -> tuple[Port, Port, int] | None:
+        """(producer, consumer, token) of the stream of this port, once both are there and there is a line."""
         stream = self._ports.get(port)
-        return (None, None) if stream is None else (stream.producer, stream.consumer)
+        if stream is None or stream.producer is None or stream.consumer is None or not stream.token:
+            return None
+        return stream.producer, stream.consumer, stream.token
 
     # --- producer
 
@@ -155,9 +169,23 @@ class StreamTable:
         stream.queue.append(piece)
         return self._pump(stream)
 
+    def bypassed(
+        self, port: Port, chunks: tuple[tuple[int, float], ...], now: float, *, starved: bool = False
+    ) -> list[Action]:
+        """The producer has sent the next `chunks` straight to the consumer, which is an engine of this sidecar."""
+        stream = self._ports.get(port)
+        if stream is None or stream.producer != port:
+            return []
+        if not stream.token or stream.complete or stream.piece:
+            return self._end(stream, "ProtocolError", "producer sent chunks past this sidecar that cannot have gone")
+        stream.touched = now
+        stream.seq += len(chunks)
+        stream.starved = starved
+        return [Count(stream.key, stream.to, chunks)]
+
     # --- consumer
 
-    def open(self, port: Port, key: Key, to: str, credits: int, now: float) -> list[Action]:
+    def open(self, port: Port, key: Key, to: str, credits: int, now: float, token: int = 0) -> list[Action]:
         if (refusal := self._refusal(port, key)) is not None:
             return [refusal]
         stream = self._streams.get(key) or self._new(key, now)
@@ -165,6 +193,7 @@ class StreamTable:
             return [Fail(port, "StreamClosed", f"{key.edge} of request {key.request} is already open at {stream.to}")]
         stream.consumer = port
         stream.to = to
+        stream.token = token
         stream.credits = credits
         stream.touched = now
         self._attach(port, stream)
@@ -177,6 +206,14 @@ class StreamTable:
         stream.credits += pieces
         stream.touched = now
         return self._pump(stream)
+
+    def taken(self, port: Port, pieces: int, now: float) -> list[Action]:
+        """The consumer has taken chunks that the producer sent straight to it."""
+        stream = self._ports.get(port)
+        if stream is None or stream.consumer != port:
+            return []
+        stream.touched = now
+        return [Grant(stream.producer, pieces)] if stream.producer is not None and not stream.complete else []
 
     # --- either
 
@@ -212,7 +249,7 @@ class StreamTable:
                 continue
             if stream.consumer is None:
                 message = "no consumer opened the stream in time"
-            elif stream.queue:
+            elif stream.queue or stream.starved:
                 message = "the consumer granted no credit in time"
             else:
                 message = "the producer sent nothing in time"

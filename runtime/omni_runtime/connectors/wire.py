@@ -8,7 +8,6 @@ allocation, and a violation is a ProtocolError. Free of numpy and torch: the sid
 from __future__ import annotations
 
 import math
-import struct
 from functools import lru_cache
 from typing import Annotated, Final, TypeVar
 
@@ -36,6 +35,7 @@ WINDOW_FRAGMENTS: Final = 8  # unacknowledged fragments of one stream between tw
 _U32 = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
 _U63 = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 _Count = Annotated[int, Meta(ge=1, le=1 << 16)]
+_Inline = Annotated[int, Meta(ge=0, le=INLINE_BYTES)]
 _Id = Annotated[str, Meta(min_length=1, max_length=256)]
 _Reason = Annotated[str, Meta(max_length=2048)]
 _Code = Annotated[str, Meta(max_length=64)]
@@ -107,13 +107,6 @@ class Put(_Message, frozen=True, tag=1):
     chunk: ChunkHeader | None = None  # on piece 0 only
 
 
-class Early(_Message, frozen=True, tag=12):
-    """From engine to engine: a chunk of one piece, ahead of the sidecar's copy (`line`)."""
-
-    token: _U63
-    put: Put
-
-
 class Fragment(_Message, frozen=True, tag=2):
     """More bytes of the piece that the stream is in the middle of."""
 
@@ -174,6 +167,7 @@ class Open(_Message, frozen=True, tag=9):
     contract_version: _U32
     credits: _Count
     fetches: bool = False  # the consumer's sidecar can read large pieces out of the producer's arena (Mooncake)
+    token: _U63 = 0  # what the stream is called on the consumer's line; 0: no line (another pod)
 
 
 class Remote(_Message, frozen=True, tag=10):
@@ -236,6 +230,24 @@ class Claim(_Message, frozen=True, tag=25):
     session: _U32
 
 
+class Bypassed(_Message, frozen=True, tag=26):
+    """What the producer has put on the line since it last said so: bytes, and seconds from put until it was sent.
+
+    `starved`: it has no credit left.
+    """
+
+    stream: _U32
+    chunks: Annotated[tuple[tuple[_Inline, float], ...], Meta(max_length=256)]
+    starved: bool
+
+
+class Taken(_Message, frozen=True, tag=27):
+    """The consumer has taken so many chunks off the line, and cannot tell the producer itself."""
+
+    stream: _U32
+    pieces: _Count
+
+
 # --- sidecar -> engine
 
 
@@ -275,14 +287,14 @@ class Granted(_Message, frozen=True, tag=36):
 
 
 class Paired(_Message, frozen=True, tag=35):
-    """Both ends of a stream are engines here: `session` is the consumer's, and the token names the stream on its line."""
+    """To the producer: its consumer is an engine here, of this session, and calls the stream so on its line."""
 
     stream: _U32
     session: _U32
     token: _U63
 
 
-FromEngine = Attach | Claim | Bind | Put | Open | Credit | Cancel | Release | Lease | Return | Ping
+FromEngine = Attach | Claim | Bind | Put | Bypassed | Open | Credit | Taken | Cancel | Release | Lease | Return | Ping
 ToEngine = Attached | Granted | Paired | Rejected | Extent | Freed | Squeeze | Put | Credit | Failed | Pong
 FromConsumerSidecar = Open | Credit | Acknowledge | Fetched | Cancel | Ping
 FromProducerSidecar = Put | Fragment | Remote | Failed | Pong
@@ -291,7 +303,6 @@ _Decoded = TypeVar("_Decoded")
 encode = msgspec.msgpack.Encoder().encode
 _from_engine = msgspec.msgpack.Decoder(FromEngine)
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
-_early = msgspec.msgpack.Decoder(Early)
 _from_consumer = msgspec.msgpack.Decoder(FromConsumerSidecar)
 _from_producer = msgspec.msgpack.Decoder(FromProducerSidecar)
 
@@ -302,10 +313,6 @@ def decode_from_engine(header: bytes | memoryview) -> FromEngine:
 
 def decode_to_engine(header: bytes | memoryview) -> ToEngine:
     return _checked(_decode(_to_engine, header))
-
-
-def decode_early(header: bytes | memoryview) -> Early:
-    return _checked(_decode(_early, header))
 
 
 def decode_from_consumer(header: bytes | memoryview) -> FromConsumerSidecar:
@@ -326,7 +333,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[_Decoded], header: bytes | memoryvi
 
 
 def _checked(message: _Decoded) -> _Decoded:
-    if isinstance(message, Put | Remote | Early):
+    if isinstance(message, Put | Remote):
         check_put(message if isinstance(message, Put) else message.put)
     return message
 
@@ -377,23 +384,3 @@ def check_body(put: Put, body_length: int) -> None:
     expected = 0 if put.slab is not None else put.length
     if body_length != expected:
         raise ProtocolError(f"piece of {put.length} bytes came with a body of {body_length}")
-
-
-# --- frames on the unix socket: header length, body length, header, body
-
-FRAME_PREFIX: Final = struct.Struct("<II")
-Buffer = bytes | bytearray | memoryview
-
-
-def frame(message: _Message, body: Buffer = b"") -> tuple[bytes, Buffer]:
-    """(prefix and header, body) ready to write."""
-    header = encode(message)
-    return FRAME_PREFIX.pack(len(header), len(body)) + header, body
-
-
-def parse_prefix(buffer: bytes | bytearray | memoryview, at: int = 0) -> tuple[int, int]:
-    """(header length, body length). Raises ProtocolError before anything of that size is read."""
-    header, body = FRAME_PREFIX.unpack_from(buffer, at)
-    if header > MAX_HEADER_BYTES or body > MAX_BODY_BYTES:
-        raise ProtocolError(f"frame of {header} + {body} bytes; at most {MAX_HEADER_BYTES} + {MAX_BODY_BYTES}")
-    return header, body

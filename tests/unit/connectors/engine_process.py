@@ -1,6 +1,7 @@
 """An engine as a process of its own, so that it can be killed: `engine_process.py IPC_DIR PLAN ROLE REQUEST CHUNKS`.
 
 producer: puts CHUNKS chunks of 200,000 bytes, prints "ready", puts nothing more.
+line: prints "ready", then puts CHUNKS chunks of 2,000 bytes, all but the first on the line, and nothing more.
 consumer: reads a Producer from stdin, opens, takes and holds CHUNKS chunks, prints "ready", takes nothing more.
 """
 
@@ -15,23 +16,26 @@ import msgspec
 from omni_runtime.connectors.client import SidecarEdgeClient
 from omni_runtime.deploy.plan import ResolvedPlan, load_plan
 from omni_runtime.protocol.control import Producer
-from tests.unit.connectors.kit import EDGE, rows, some_bytes, take
+from tests.unit.connectors.kit import EDGE, has_line, rows, some_bytes, take, until
 
 
 async def main(ipc_dir: Path, plan: ResolvedPlan, role: str, request: str, chunks: int) -> None:
     client = SidecarEdgeClient(ipc_dir, plan, role, f"{role}-process")
     await client.connect(20)
     held = []
-    if role == "producer":
-        for n in range(chunks):
+    if role in ("producer", "line"):
+        for n in range(chunks if role == "producer" else 0):
             await client.put(request, EDGE, rows(some_bytes(200_000, n), start=n))
-        producer = Producer(EDGE, role, "producer-process", client.data_endpoint, client.shared_memory_domain)
+        producer = Producer(EDGE, role, f"{role}-process", client.data_endpoint, client.shared_memory_domain)
         print(msgspec.json.encode(producer).decode(), flush=True)
     else:
         line = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
         await client.open(request, msgspec.json.decode(line, type=Producer))
         held = await take(client, chunks)
     print("ready", len(held), flush=True)
+    for n in range(chunks if role == "line" else 0):
+        await client.put(request, EDGE, rows(some_bytes(2_000, n), start=n))
+        await until(lambda: has_line(client, request))
     await asyncio.Event().wait()
 
 

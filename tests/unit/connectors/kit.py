@@ -131,6 +131,13 @@ def some_bytes(nbytes: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
 
 
+def has_line(client: SidecarEdgeClient, request: str, edge: str = EDGE) -> bool:
+    """The next small chunk of the stream goes on the line."""
+    stream = client._sender._streams[request, edge]
+    lines = stream.attachment.lines
+    return stream.line is not None and lines is not None and lines._out.get(stream.line[0], -1) >= 0
+
+
 async def take(client: SidecarEdgeClient, count: int, deadline_s: float = 30) -> list[EdgeEvent]:
     """The next `count` events."""
     taken: list[EdgeEvent] = []

@@ -101,7 +101,7 @@ class Pod:
             process.stdin.write(msgspec.json.encode(upstream) + b"\n")
         producer = None
         async with asyncio.timeout(60):
-            if role == "producer":
+            if role != "consumer":
                 producer = msgspec.json.decode(await process.stdout.readline(), type=Producer)
             assert (await process.stdout.readline()).startswith(b"ready")
         return Engine(process, producer)

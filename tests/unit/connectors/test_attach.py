@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_runtime.connectors import wire
+from omni_runtime.connectors import ipc, wire
 from omni_runtime.connectors.client import ClientLimits, SidecarEdgeClient
 from omni_runtime.connectors.ipc import SOCKET_NAME
 from omni_runtime.errors import DeadlineExceeded, UpstreamLost
@@ -38,9 +38,9 @@ async def a_false_sidecar(folder: Path, after: Then) -> AsyncIterator[list[socke
                 sock, _ = await loop.sock_accept(listener)
                 taken.append(sock)
                 await loop.sock_recv(sock, 4096)
-                answer = wire.frame(wire.Attached(1, MIB, "tcp://127.0.0.1:1", "pod-a"))[0]
+                answer = ipc.frame(wire.Attached(1, MIB, "tcp://127.0.0.1:1", "pod-a"))[0]
                 # In one packet with what follows, as a busy sidecar's answer may arrive.
-                socket.send_fds(sock, [answer, wire.frame(wire.Squeeze())[0]], [arena, line.fileno()])
+                socket.send_fds(sock, [answer, ipc.frame(wire.Squeeze())[0]], [arena, line.fileno()])
                 await after(sock)
 
         serving = asyncio.create_task(serve())
@@ -57,8 +57,8 @@ async def a_false_sidecar(folder: Path, after: Then) -> AsyncIterator[list[socke
 
 async def answer_ping(sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    assert await loop.sock_recv(sock, 4096) == wire.frame(wire.Ping())[0]
-    await loop.sock_sendall(sock, wire.frame(wire.Pong())[0])
+    assert await loop.sock_recv(sock, 4096) == ipc.frame(wire.Ping())[0]
+    await loop.sock_sendall(sock, ipc.frame(wire.Pong())[0])
 
 
 async def hang_up(sock: socket.socket) -> None:

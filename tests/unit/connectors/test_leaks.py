@@ -18,7 +18,7 @@ import pytest
 from omni_runtime.connectors.api import ChunkReceived
 from omni_runtime.connectors.client import ClientLimits, SidecarEdgeClient
 from omni_runtime.errors import OmniError
-from tests.unit.connectors.kit import EDGE, Site, a_chunk, producer, rows, some_bytes
+from tests.unit.connectors.kit import EDGE, Site, a_chunk, has_line, producer, rows, some_bytes, until
 from tests.unit.connectors.pods import Engine, Pod, a_pod
 
 CHUNKS = 5
@@ -27,7 +27,7 @@ TOLD_SECONDS = 30  # deadlines of 3 s, on a busy machine
 VICTIMS = ("producer", "consumer", "producer's sidecar", "consumer's sidecar")
 ENDS = ("killed", "paused")
 CONNECTORS = ("SharedMemory", "Line", "TCP", "Mooncake")
-SHARED = ("SharedMemory", "Line")  # Line: chunks so small that they go ahead of the sidecar's copy
+SHARED = ("SharedMemory", "Line")  # Line: chunks so small that they go past the sidecar
 SMALL, LARGE = 2_000, 300_000
 WHOLE = [
     case
@@ -39,6 +39,7 @@ SLICE = [
     ("consumer", "killed", 2, "Mooncake"),
     ("producer's sidecar", "killed", 2, "Mooncake"),
     ("consumer's sidecar", "paused", 1, "TCP"),
+    ("producer", "killed", 3, "Line"),
     ("consumer", "killed", 3, "Line"),
     ("producer's sidecar", "killed", 3, "Line"),
 ]
@@ -83,7 +84,7 @@ async def run_case(site: Site, victim: str, end: str, after: int, connector: str
         hit: Engine | Pod
         if victim == "producer":
             down = await stack.enter_async_context(second.engine("talker-0", LIMITS))
-            hit = await first.engine_process("producer", "r", after)
+            hit = await first.engine_process("line" if connector == "Line" else "producer", "r", after)
             assert hit.producer is not None
             await down.open("r", hit.producer)
             for n in range(after):
@@ -91,9 +92,14 @@ async def run_case(site: Site, victim: str, end: str, after: int, connector: str
             told = take_until_told(down)
         elif victim == "consumer":
             up = await stack.enter_async_context(first.engine("thinker-0", LIMITS))
-            for n in range(after):
+            for n in range(after if connector != "Line" else min(after, 1)):
                 await up.put("r", EDGE, rows(some_bytes(size, n), start=n))
-            hit = await second.engine_process("consumer", "r", after, producer(up))
+            consuming = asyncio.create_task(second.engine_process("consumer", "r", after, producer(up)))
+            if connector == "Line" and after > 1:
+                await until(lambda: has_line(up, "r"), 60)
+                for n in range(1, after):
+                    await up.put("r", EDGE, rows(some_bytes(size, n), start=n))
+            hit = await consuming
             told = put_until_told(up, "r", size)
         else:
             up = await stack.enter_async_context(first.engine("thinker-0", LIMITS))
@@ -102,6 +108,8 @@ async def run_case(site: Site, victim: str, end: str, after: int, connector: str
             for n in range(after):
                 await up.put("r", EDGE, rows(some_bytes(size, n), start=n))
                 assert (await a_chunk(down)).seq == n
+                if connector == "Line":
+                    await until(lambda: has_line(up, "r"))
             hit = first if victim == "producer's sidecar" else second
             told = take_until_told(down)
         hit.process.send_signal(signal.SIGKILL if end == "killed" else signal.SIGSTOP)

@@ -7,7 +7,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from omni_runtime.connectors.streams import Action, Deliver, Drop, Fail, Grant, Key, Limits, Piece, Port, StreamTable
+from omni_runtime.connectors.streams import (
+    Action,
+    Count,
+    Deliver,
+    Drop,
+    Fail,
+    Grant,
+    Key,
+    Limits,
+    Piece,
+    Port,
+    StreamTable,
+)
 from omni_runtime.connectors.wire import WINDOW_PIECES, ChunkHeader, Put
 
 KEY = Key("thinker-0", "thinker->talker", "r")
@@ -130,6 +142,81 @@ def test_a_session_cannot_hold_any_number_of_streams(table: StreamTable) -> None
     assert codes[4] == [(Port(2, 4), "CapacityExceeded")]
 
 
+SENT = ((1000, 0.001), (2000, 0.002))
+
+
+def a_stream_with_a_line(table: StreamTable) -> None:
+    table.bind(P, KEY, 0)
+    table.open(C, KEY, "t", 8, 0, token=7)
+
+
+def test_the_line_is_known_once_both_ends_are_there(table: StreamTable) -> None:
+    table.open(C, KEY, "t", 8, 0, token=7)
+    assert table.line(C) is None
+    table.bind(P, KEY, 0)
+    assert table.line(P) == table.line(C) == (P, C, 7)
+    table.open(Port(2, 2), other := Key("thinker-0", "thinker->talker", "s"), "t", 8, 0)
+    table.bind(Port(1, 2), other, 0)
+    assert table.line(Port(1, 2)) is None, "a consumer without a line"
+
+
+def test_chunks_that_went_past_the_sidecar_count_as_put(table: StreamTable) -> None:
+    a_stream_with_a_line(table)
+    assert table.bypassed(P, SENT, 0) == [Count(KEY, "t", SENT)]
+    assert delivered(table.put(P, piece(2), 0)) == [2]
+    assert table.taken(C, 2, 0) == [Grant(P, 2)]
+    assert delivered(table.put(P, piece(3, finished=True), 0)) == [3]
+    assert len(table) == 0
+    assert table.bypassed(P, SENT, 0) == table.taken(C, 2, 0) == []
+
+
+@pytest.mark.parametrize("seq", [0, 1, 3])
+def test_a_gap_or_repetition_after_them_is_seen(table: StreamTable, seq: int) -> None:
+    a_stream_with_a_line(table)
+    table.bypassed(P, SENT, 0)
+    assert failures(table.put(P, piece(seq), 0)) == [(P, "ProtocolError"), (C, "ProtocolError")]
+
+
+def test_chunks_that_cannot_have_gone_past_end_the_stream(table: StreamTable) -> None:
+    """No line, in the middle of a chunk, after the last one."""
+    table.bind(P, KEY, 0)
+    table.open(C, KEY, "t", 8, 0)
+    assert failures(table.bypassed(P, SENT, 0)) == [(P, "ProtocolError"), (C, "ProtocolError")]
+    half = Key("thinker-0", "thinker->talker", "half")
+    table.bind(Port(1, 2), half, 0)
+    table.open(Port(2, 2), half, "t", 8, 0, token=7)
+    table.put(Port(1, 2), piece(0, last=False), 0)
+    assert len(failures(table.bypassed(Port(1, 2), SENT, 0))) == 2
+    done = Key("thinker-0", "thinker->talker", "done")
+    table.bind(Port(1, 3), done, 0)
+    table.open(Port(2, 3), done, "t", 1, 0, token=7)
+    table.put(Port(1, 3), piece(0), 0)
+    table.put(Port(1, 3), piece(1, finished=True), 0)
+    assert len(failures(table.bypassed(Port(1, 3), SENT, 0))) == 2
+
+
+def test_the_janitor_knows_what_went_past(table: StreamTable) -> None:
+    """R11, R12: neither end's word is needed for the other's; a consumer that takes nothing is named."""
+    a_stream_with_a_line(table)
+    table.bypassed(P, SENT, 9)
+    assert table.tick(18) == []
+    table.taken(C, 2, 18)
+    assert table.tick(27) == []
+    table.bypassed(P, ((1, 0.0),) * WINDOW_PIECES, 27, starved=True)
+    assert list(table.waiting()) == [(KEY, "t", WINDOW_PIECES)]
+    actions = table.tick(38)
+    assert failures(actions) == [(P, "DeadlineExceeded"), (C, "DeadlineExceeded")]
+    assert "consumer granted no credit" in actions[0].message  # type: ignore[union-attr]
+
+
+def test_a_stream_on_the_line_stands_still_until_its_producer_says_otherwise(table: StreamTable) -> None:
+    a_stream_with_a_line(table)
+    table.bypassed(P, SENT, 0, starved=True)
+    assert table.stalled == 1
+    table.bypassed(P, (), 0)
+    assert table.stalled == 0
+
+
 class StreamModel(RuleBasedStateMachine):
     """Producers and consumers in any interleaving. Whatever happens: in order, never lost silently, freed once."""
 
@@ -148,6 +235,10 @@ class StreamModel(RuleBasedStateMachine):
         self.failed: set[Port] = set()
         self.live_pieces: set[int] = set()
         self.credits: dict[int, int] = {}
+        self.direct: dict[int, int] = {}  # on the line or taken off it, and not granted again
+        self.untold: dict[int, int] = {}  # of these, the sidecar has not heard from the producer
+        self.counted: dict[int, int] = {}
+        self.lined: dict[int, list[int]] = {}  # what was put on the line
 
     def key(self, n: int) -> Key:
         return Key("p", "a->b", str(n))
@@ -159,7 +250,7 @@ class StreamModel(RuleBasedStateMachine):
                     n = consumer.stream
                     assert consumer not in self.failed, "nothing follows a failure"
                     assert n not in self.got_finished, "nothing follows the finished chunk"
-                    assert item.put.seq == len(self.got[n]), "in order, no gap"
+                    assert item.put.seq == len(self.got[n]) + self.passed(n, item.put.seq), "in order, no gap"
                     self.got[n].append(item.put.seq)
                     self.credits[n] -= 1
                     assert self.credits[n] >= 0, "never more than was granted"
@@ -168,7 +259,10 @@ class StreamModel(RuleBasedStateMachine):
                         self.got_finished.add(n)
                 case Grant(producer, pieces):
                     self.window[producer.stream] += pieces
-                case Fail(port, _, _):
+                case Count(key, _, chunks):
+                    self.counted[int(key.request)] += len(chunks)
+                case Fail(port, code, _):
+                    assert code != "ProtocolError", "nobody broke a rule"
                     assert port not in self.failed, "a failure is told once"
                     self.failed.add(port)
                 case Drop(item):
@@ -183,6 +277,7 @@ class StreamModel(RuleBasedStateMachine):
     def bind(self, n: int) -> None:
         if n not in self.put_seq:
             self.put_seq[n], self.window[n] = 0, WINDOW_PIECES
+            self.direct[n] = self.untold[n] = self.counted[n] = 0
             self.run_actions(self.table.bind(Port(1, n), self.key(n), self.now))
 
     @rule(n=requests, finished=st.booleans())
@@ -196,13 +291,39 @@ class StreamModel(RuleBasedStateMachine):
             self.put_seq[n] += 1
             if finished:
                 self.finished.add(n)
+            self.tell(n)
             self.run_actions(self.table.put(Port(1, n), item, self.now))
 
-    @rule(n=requests, credits=st.integers(1, 4))
-    def open(self, n: int, credits: int) -> None:
+    def passed(self, n: int, seq: int) -> int:
+        """Chunks before `seq` that went past the sidecar."""
+        return sum(1 for s in self.lined.get(n, ()) if s < seq)
+
+    @rule(n=requests)
+    def put_on_the_line(self, n: int) -> None:
+        if n in self.put_seq and n not in self.finished and self.window[n] and self.table.line(Port(1, n)):
+            self.window[n] -= 1
+            self.lined.setdefault(n, []).append(self.put_seq[n])
+            self.put_seq[n] += 1
+            self.direct[n] += 1
+            self.untold[n] += 1
+
+    @rule(n=requests)
+    def tell(self, n: int) -> None:
+        if self.untold.get(n):
+            chunks, self.untold[n] = ((1, 0.0),) * self.untold[n], 0
+            self.run_actions(self.table.bypassed(Port(1, n), chunks, self.now))
+
+    @rule(n=requests, pieces=st.integers(1, 4))
+    def take_off_the_line(self, n: int, pieces: int) -> None:
+        if pieces <= self.direct.get(n, 0):
+            self.direct[n] -= pieces
+            self.run_actions(self.table.taken(Port(2, n), pieces, self.now))
+
+    @rule(n=requests, credits=st.integers(1, 4), token=st.integers(0, 1))
+    def open(self, n: int, credits: int, token: int) -> None:
         if n not in self.got:
             self.got[n], self.credits[n] = [], credits
-            self.run_actions(self.table.open(Port(2, n), self.key(n), "t", credits, self.now))
+            self.run_actions(self.table.open(Port(2, n), self.key(n), "t", credits, self.now, token))
 
     @rule(n=requests, credits=st.integers(1, 4))
     def credit(self, n: int, credits: int) -> None:
@@ -226,6 +347,17 @@ class StreamModel(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         self.run_actions(self.table.tick(self.now))
+
+    @invariant()
+    def the_window_holds(self) -> None:
+        for n, free in self.window.items():
+            assert free + self.direct[n] <= WINDOW_PIECES
+
+    @invariant()
+    def what_was_delivered_was_counted(self) -> None:
+        for n in self.got_finished:
+            if n in self.counted and Port(1, n) not in self.failed:
+                assert self.counted[n] == len(self.lined.get(n, ())), "before the end is told"
 
     @invariant()
     def every_piece_is_somewhere(self) -> None:

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 
-from omni_runtime.connectors import wire
+from omni_runtime.connectors import ipc, wire
 from omni_runtime.connectors.client import SidecarEdgeClient
 from omni_runtime.connectors.handshake import MAGIC, REFUSAL, Dialler, Listener, Secrets, nonce
 from omni_runtime.connectors.ipc import SOCKET_NAME
 from omni_runtime.connectors.secure import dial
-from omni_runtime.connectors.wire import FRAME_PREFIX, ChunkHeader, Put, Slab
+from omni_runtime.connectors.wire import ChunkHeader, Put, Slab
 from omni_runtime.errors import ContractMismatch, DeadlineExceeded
 from omni_runtime.protocol.channels import generate_keys
 from omni_runtime.protocol.control import Producer
@@ -172,20 +172,20 @@ CHUNK = ChunkHeader(0, 1, True, 64, 0.0)
     "frame",
     [
         pytest.param(b"\xff" * 64, id="oversize frame"),
-        pytest.param(FRAME_PREFIX.pack(4, 0) + b"\xc1\xc1\xc1\xc1", id="no msgpack"),
-        pytest.param(b"".join(wire.frame(wire.Ping(), b"x")), id="body where none belongs"),
-        pytest.param(b"".join(wire.frame(Put(1, 0, 0, True, 64, None, CHUNK), b"short")), id="body too short"),
-        pytest.param(wire.frame(Put(1, 0, 0, True, 64, Slab(64, 64, 1), CHUNK))[0], id="slab of nobody"),
-        pytest.param(wire.frame(Put(1, 0, 0, True, 64, Slab(1 << 60, 64, 1), CHUNK))[0], id="slab outside the arena"),
-        pytest.param(wire.frame(wire.Return(4096))[0], id="extent of somebody else"),
-        pytest.param(wire.frame(wire.Attach("s", "r", "r1", 1))[0], id="attached twice"),
-        pytest.param(wire.frame(wire.Attached(1, 1, "", ""))[0], id="a message of the other direction"),
+        pytest.param(ipc.FRAME_PREFIX.pack(4, 0) + b"\xc1\xc1\xc1\xc1", id="no msgpack"),
+        pytest.param(b"".join(ipc.frame(wire.Ping(), b"x")), id="body where none belongs"),
+        pytest.param(b"".join(ipc.frame(Put(1, 0, 0, True, 64, None, CHUNK), b"short")), id="body too short"),
+        pytest.param(ipc.frame(Put(1, 0, 0, True, 64, Slab(64, 64, 1), CHUNK))[0], id="slab of nobody"),
+        pytest.param(ipc.frame(Put(1, 0, 0, True, 64, Slab(1 << 60, 64, 1), CHUNK))[0], id="slab outside the arena"),
+        pytest.param(ipc.frame(wire.Return(4096))[0], id="extent of somebody else"),
+        pytest.param(ipc.frame(wire.Attach("s", "r", "r1", 1))[0], id="attached twice"),
+        pytest.param(ipc.frame(wire.Attached(1, 1, "", ""))[0], id="a message of the other direction"),
     ],
 )
 async def test_an_engine_that_breaks_the_rules_loses_its_connection_only(site: Site, frame: bytes) -> None:
     async with site.sidecar() as host:
         reader, writer = await asyncio.open_unix_connection(str(host.options.ipc_dir / SOCKET_NAME))
-        writer.write(wire.frame(wire.Attach("talker", "bad", "r1", 1))[0])
+        writer.write(ipc.frame(wire.Attach("talker", "bad", "r1", 1))[0])
         await asyncio.wait_for(reader.read(1), 30)
         writer.write(frame)
         await asyncio.wait_for(reader.read(), 30)  # until the sidecar hangs up

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_runtime.connectors import payloads, wire
+from omni_runtime.connectors import ipc, payloads, wire
 from omni_runtime.connectors.wire import ChunkHeader, ProtocolError, Put, Slab, TensorSpec
 from omni_runtime.protocol.payload import Payload
 
@@ -115,7 +115,7 @@ def test_negative_shapes_are_refused() -> None:
 )
 def test_frames_are_refused_by_their_prefix(sizes: tuple[int, int]) -> None:
     with pytest.raises(ProtocolError, match="frame of"):
-        wire.parse_prefix(wire.FRAME_PREFIX.pack(*sizes))
+        ipc.parse_prefix(ipc.FRAME_PREFIX.pack(*sizes))
 
 
 def test_a_descriptor_is_small() -> None:

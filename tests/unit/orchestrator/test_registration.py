@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from omni_runtime.deploy.plan import CONTRACT_VERSION
 from omni_runtime.orchestrator.registration import refusal_of
 from omni_runtime.protocol import control
 from omni_runtime.protocol.channels import Channels, CurveKeys, KeysMissing, generate_keys, load_keys
@@ -21,7 +22,7 @@ def a_hello(**changes: object) -> control.Hello:
         "stage": "talker",
         "replica": "uid",
         "revision": a_plan().revision,
-        "contract_version": 1,
+        "contract_version": CONTRACT_VERSION,
         "data_endpoint": "tcp://10.0.0.1:5600",
         "shared_memory_domain": "d",
         "capacity": 4,
