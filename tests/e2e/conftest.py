@@ -70,7 +70,9 @@ class fresh_namespace:
         _remove(self._kube, self.name)
 
 
-def eventually(check: Callable[[], T | None], seconds: float, what: str, *, pause: float = 0.5) -> T:
+def eventually(
+    check: Callable[[], T | None], seconds: float, what: str | Callable[[], str], *, pause: float = 0.5
+) -> T:
     """The first value of `check` that is not None; past the deadline the test fails and says what it waited for."""
     deadline = time.monotonic() + seconds
     while True:
@@ -78,7 +80,7 @@ def eventually(check: Callable[[], T | None], seconds: float, what: str, *, paus
         if value is not None:
             return value
         if time.monotonic() > deadline:
-            pytest.fail(f"not within {seconds:.0f} s: {what}")
+            pytest.fail(f"not within {seconds:.0f} s: {what if isinstance(what, str) else what()}")
         time.sleep(pause)
 
 

@@ -178,7 +178,11 @@ def test_a_slowed_stage_is_named(site: NullPods, name: str) -> None:
         for stage in STAGES:
             calm = len(clients.answers)
             eventually(lambda n=calm: len(clients.answers) > n + 40 or None, 120, "twenty seconds of calm")
-            eventually(lambda: newest(site, name).get("reason") == "Steady" or None, 120, "a steady pipeline")
+            eventually(
+                lambda: newest(site, name).get("reason") == "Steady" or None,
+                120,
+                lambda: f"a steady pipeline; the last decision is {newest(site, name)}",
+            )
             seen = newest(site, name).get("time")
             site.slow(**{**USUAL[name], stage: 4000.0})
             decision = eventually(lambda t=seen: changed(site, name, t), 120, f"a decision about {stage}")
