@@ -3,10 +3,9 @@
 The same model, engine arguments and environment, but for the executor, which is vLLM's own there. Short blocks of both
 alternate, so that what the machine does meanwhile hits both alike.
 
-Both are launched anew several times, in turn one first and the other: where a process's memory comes to lie on the
-host decides more than what is compared here. Two launches of the very same pipeline side by side were seen at 0.77 and
-1.21 of vLLM's TTFT; within one launch such a ratio repeats itself, however often it is measured. Figures are geometric
-means over launches.
+Both are launched anew several times, in turn one first and the other: what a launch gets from the host (most likely
+where its memory lies) decides more than what is compared here. Two launches of the very same pipeline side by side were
+seen at 0.77 and 1.21 of vLLM's TTFT. Figures are geometric means over launches.
 
 A block with one request in flight begins with a request that is not in its figures: between blocks vLLM's processes
 stay at their queues for a second, and after the pause that lets them rest every cache is cold. That first request has
