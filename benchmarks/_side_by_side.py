@@ -34,6 +34,7 @@ from benchmarks._client import Timeline, errors_of, send_chat
 from benchmarks._load import Request, closed_loop
 from benchmarks._metrics import quantile, sample_of
 from benchmarks._servers import Server, pipeline, plain_vllm, smol_plan
+from omni_runtime.deploy.plan import ResolvedPlan
 
 DEADLINE_SECONDS: Final = 600.0
 PAUSE_SECONDS: Final = 1.5  # between blocks: vLLM's processes stay at their queues for a second after an answer
@@ -127,7 +128,7 @@ async def compare(http: aiohttp.ClientSession, *, launches: int, in_flight: Sequ
 
 
 @asynccontextmanager
-async def _both(plan: Any, *, ours_first: bool) -> AsyncIterator[tuple[Server, Server]]:
+async def _both(plan: ResolvedPlan, *, ours_first: bool) -> AsyncIterator[tuple[Server, Server]]:
     if ours_first:
         async with pipeline(plan) as ours, plain_vllm(plan) as theirs:
             yield ours, theirs

@@ -162,6 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="length of a measurement without a model")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
+    if options.launches < 1:
+        parser.error(f"--launches: {options.launches}: at least 1; 2 or more to have either server started first")
     described = machine()
     report("overhead", described, _servers.run(run(options)), options.json)
     return 0

@@ -218,3 +218,12 @@ async def a_pair(
 async def put_many(client: SidecarEdgeClient, request: str, count: int, size: int = 1000) -> None:
     for n in range(count):
         await client.put(request, EDGE, rows(some_bytes(size, n), start=n, finished=n == count - 1))
+
+
+async def until_failure(client: SidecarEdgeClient) -> AsyncIterator:  # type: ignore[type-arg]
+    """Every event up to the first that is no chunk, that one included."""
+    async with asyncio.timeout(30):
+        async for event in client.events():
+            yield event
+            if not isinstance(event, ChunkReceived):
+                return

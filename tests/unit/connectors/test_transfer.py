@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
@@ -29,6 +28,7 @@ from tests.unit.connectors.kit import (
     some_bytes,
     take,
     until,
+    until_failure,
     whole_stream,
 )
 
@@ -123,17 +123,9 @@ async def test_a_slow_consumer_holds_the_producer_back(site: Site, mode: str) ->
                 await pair.up.put("r", EDGE, rows(some_bytes(1000, n), start=n))
                 accepted += 1
         assert accepted <= 2 * WINDOW_PIECES + 1
-        failed = [e async for e in _until_failure(pair.down)][-1]
+        failed = [e async for e in until_failure(pair.down)][-1]
         assert failed.code == "UpstreamLost"
         await pair.nothing_left()
-
-
-async def _until_failure(client: SidecarEdgeClient) -> AsyncIterator:  # type: ignore[type-arg]
-    async with asyncio.timeout(30):
-        async for event in client.events():
-            yield event
-            if not isinstance(event, ChunkReceived):
-                return
 
 
 @MODES
@@ -186,7 +178,7 @@ async def test_abort_at_every_chunk(site: Site, mode: str, who: str, size: int) 
             else:
                 await pair.up.put(request, EDGE, rows(some_bytes(size, at), start=at))
                 await pair.up.abort(request)
-                events = [e async for e in _until_failure(pair.down)]
+                events = [e async for e in until_failure(pair.down)]
                 assert events[-1].code == "UpstreamLost"
                 assert len(events) <= 2
                 del events
@@ -314,7 +306,7 @@ async def test_a_link_that_the_producers_side_gave_up_fails_at_once(site: Site) 
         await a_chunk(pair.down)
         for peer in list(pair.hosts[0].sidecar.listener._peers):
             peer.channel.close("nothing heard")
-        failed = [e async for e in _until_failure(pair.down)][-1]
+        failed = [e async for e in until_failure(pair.down)][-1]
         assert failed.code == "UpstreamLost"
         assert "connection closed" in failed.message
         await pair.nothing_left()

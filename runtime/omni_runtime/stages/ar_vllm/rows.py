@@ -1,4 +1,4 @@
-"""Rows of hidden states on their way out of vLLM: the message between the worker process and the engine, and the
+"""Rows of hidden states on their way out of vLLM: the message between the process that computes and the engine, and the
 assembly of rows and token ids into payloads. Torch-free and free of I/O.
 """
 
@@ -46,7 +46,7 @@ def external_request_id(internal: str) -> str | None:
 
 @dataclass(slots=True, eq=False)
 class RowAssembler:
-    """Joins the two streams of one request: rows (from the worker process) and token ids (from vLLM's outputs).
+    """Joins the two streams of one request: rows (from the process that computes) and token ids (from vLLM's outputs).
 
     Position p has a row and a token id; the last sampled token has an id but no row, because it is never forwarded.
     """

@@ -1,4 +1,4 @@
-"""The hidden-state tap: a vLLM worker extension that pushes rows out of the worker process, over ZeroMQ, raw.
+"""The hidden-state tap: a vLLM worker extension that pushes rows out of the process that computes, over ZeroMQ, raw.
 
 Rows are keyed by absolute position and leave once: a preempted request is computed again, and the repeat is dropped.
 Two ways to the rows, with the same values: forward hooks, which any model has but which need eager mode (captured
