@@ -27,6 +27,9 @@ from tests.apiserver.kube import Kube, Object, Refused
 from tests.unit.chart.render import rendered
 
 START_SECONDS = 120.0  # a deadline, not a pause
+PROBE_SECONDS = 0.1
+FAILURE_THRESHOLD = 3  # the kubelet's default, which the chart leaves alone
+ENDPOINT_SECONDS = 0.5  # from the deletion of a pod until no new connection is led there
 KINDS = ("ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
 
 
@@ -38,6 +41,7 @@ class WebhookProcess:
     log: Path
     port: int = 0
     http_port: int = 0
+    told_to_end: float | None = None  # when, by time.monotonic
 
     def events(self) -> list[dict[str, Any]]:
         lines = self.log.read_text().splitlines()
@@ -56,6 +60,8 @@ class WebhookProcess:
         return self.get("/readyz")[0] == 200
 
     def terminate(self) -> None:
+        """As the deletion of a pod: SIGTERM, and from then on it is to leave the endpoints."""
+        self.told_to_end = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -196,17 +202,19 @@ def installed_webhooks(kube: Kube, kubeconfig: Path, log: Path, *arguments: str)
 
 
 class Proxy:
-    """What kube-proxy does for a Service: new connections go to backends that say that they are ready.
+    """What kube-proxy does for a Service: new connections go to its endpoints.
 
-    A thread with a loop of its own, so that tests may block.
+    An endpoint is a pod whose probe has not failed three times in a row, and that was not deleted: the deletion takes
+    it away, whatever its probe says. A thread with a loop of its own, so that tests may block.
     """
 
     def __init__(self, backends: list[WebhookProcess]) -> None:
         self._backends = backends
         self._loop = asyncio.new_event_loop()
         self._next = 0
-        self._ready: list[WebhookProcess] = list(backends)
+        self._failed = {backend.log: 0 for backend in backends}  # probes in a row
         self.turned_away = 0  # connections that no process took: it was gone, and still an endpoint
+        self.notes: list[str] = []  # what a failure of a test may be due to
         self._pipes: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._started = threading.Event()
@@ -222,10 +230,8 @@ class Proxy:
         self._thread.join(10)
 
     def leads_to(self, backend: WebhookProcess) -> bool:
-        return backend in self._ready
-
-    def replace(self, old: WebhookProcess, new: WebhookProcess) -> None:
-        self._backends[self._backends.index(old)] = new
+        gone = backend.told_to_end is not None and time.monotonic() - backend.told_to_end > ENDPOINT_SECONDS
+        return backend in self._backends and not gone and self._failed[backend.log] < FAILURE_THRESHOLD
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -235,35 +241,44 @@ class Proxy:
         self._stop = asyncio.Event()
         server = await asyncio.start_server(self._pipe, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
-        probing = asyncio.create_task(self._probe())
+        probing = [asyncio.create_task(self._probe(backend)) for backend in self._backends]
         self._started.set()
         await self._stop.wait()
         server.close()
-        for task in (probing, *self._pipes):
+        for task in (*probing, *self._pipes):
             task.cancel()
-        await asyncio.gather(probing, *self._pipes, return_exceptions=True)
+        await asyncio.gather(*probing, *self._pipes, return_exceptions=True)
 
-    async def _probe(self) -> None:
+    async def _probe(self, backend: WebhookProcess) -> None:
         while True:
-            backends = list(self._backends)
-            answers = await asyncio.gather(*(asyncio.to_thread(b.ready) for b in backends))
-            self._ready = [b for b, good in zip(backends, answers, strict=True) if good]
-            await asyncio.sleep(0.1)
+            status, said = await asyncio.to_thread(backend.get, "/readyz")
+            if status == 200:
+                self._failed[backend.log] = 0
+            else:
+                self._failed[backend.log] += 1
+                self._note(f"{backend.log.name} is not ready: {status} {said.strip()}")
+            await asyncio.sleep(PROBE_SECONDS)
+
+    def _note(self, what: str) -> None:
+        self.notes.append(f"{time.monotonic():.2f} {what}")
 
     async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._pipes.add(task)
         task.add_done_callback(self._pipes.discard)
-        if not self._ready:
+        endpoints = [backend for backend in self._backends if self.leads_to(backend)]
+        if not endpoints:
+            self._note("a connection, and no endpoint")
             writer.close()
             return
         self._next += 1
-        backend = self._ready[self._next % len(self._ready)]
+        backend = endpoints[self._next % len(endpoints)]
         try:
             other_reader, other_writer = await asyncio.open_connection("127.0.0.1", backend.port)
-        except OSError:
+        except OSError as error:
             self.turned_away += 1
+            self._note(f"{backend.log.name} takes no connection: {error}")
             writer.close()
             return
         await asyncio.gather(_copy(reader, other_writer), _copy(other_reader, writer), return_exceptions=True)

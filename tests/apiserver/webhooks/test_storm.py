@@ -34,7 +34,7 @@ def test_no_call_fails_for_a_reason_other_than_a_rule(
     """So many creates at least, and as long as the rotation takes."""
     installed = Installed(kube, timeout_seconds=CALL_SECONDS)
     options = (*installed.options(), *ROTATION, "--drain-seconds", "4", "--ignore-nodes")
-    with two_replicas(installed, kubeconfig, tmp_path, *options) as (replicas, _):
+    with two_replicas(installed, kubeconfig, tmp_path, *options) as (replicas, proxy):
         before = tls(kube, installed)
         numbers, outcomes, over = itertools.count(), [], threading.Event()
 
@@ -59,7 +59,7 @@ def test_no_call_fails_for_a_reason_other_than_a_rule(
 
         storm(client, disturb)
         counted = Counter(outcomes)
-        assert set(counted) == {CREATED, REFUSED}, counted
+        assert set(counted) == {CREATED, REFUSED}, (counted, proxy.notes, [_tail(each.log) for each in replicas])
         assert len(outcomes) >= creates
         assert counted[REFUSED] == sum(number % 5 == 0 for number in range(len(outcomes)))
         loaded = [e for e in replicas[1].events() if e["event"] == "certificate.loaded"]
@@ -142,6 +142,10 @@ def _create(kube: Kube, namespace: str, number: int) -> str:
         return CREATED
     except Refused as error:
         return REFUSED if error.status == 422 and "[InvalidSpec]" in str(error.causes) else str(error)
+
+
+def _tail(log: Path) -> str:
+    return log.read_text()[-4000:]
 
 
 def tls(kube: Kube, installed: Installed) -> Certificates:
