@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from omni_runtime.protocol.control import Producer
 from omni_runtime.protocol.payload import Payload
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChunkReceived:
+class ChunkReceived(msgspec.Struct, frozen=True, eq=False):
     """One chunk of an open stream.
 
     The payload's arrays are read-only views; they stay valid for as long as something refers to them, and their

@@ -17,7 +17,7 @@ import numpy as np
 from omni_runtime.connectors import payloads, wire
 from omni_runtime.connectors.arena import Arena, SlabPool
 from omni_runtime.connectors.ipc import FrameChannel, dial
-from omni_runtime.connectors.line import Lines, OnDirect, OnRoom
+from omni_runtime.connectors.line import Lines, OnDirect, OnRefused, OnRoom
 from omni_runtime.connectors.wire import ProtocolError, Slab
 from omni_runtime.protocol.payload import Payload
 
@@ -94,12 +94,13 @@ class Attachment:
         on_frame: Callable[[Attachment, bytes, bytes], None],
         on_direct: OnDirect,
         on_room: OnRoom,
+        on_refused: OnRefused,
         on_lost: Callable[[Attachment, str], None],
     ) -> Attachment:
         """Raises OSError, TimeoutError, ProtocolError or ipc.Refusal. The callbacks may come before this returns."""
         sock, attached, arena_fd, line_fd = await dial(path, attach, deadline_s)
         self = cls(attached, arena_fd)
-        self.lines = Lines(path, line_fd, attached.session, on_direct, on_room)
+        self.lines = Lines(path, line_fd, attached.session, on_direct, on_room, on_refused)
         channel = FrameChannel(partial(on_frame, self), partial(on_lost, self))
         self._channel = channel
         try:
@@ -111,6 +112,7 @@ class Attachment:
         return self
 
     def send(self, message: wire._Message, body: bytes | bytearray | memoryview = b"", *, hurry: bool = True) -> None:
+        self.flush_line()
         if self._channel is not None and self.lost is None:
             self._channel.send(message, body if isinstance(body, bytes) else memoryview(body), hurry=hurry)
 
@@ -121,6 +123,11 @@ class Attachment:
     async def writable(self) -> None:
         if self._channel is not None:
             await self._channel.writable()
+
+    def flush_line(self) -> None:
+        """What is said next by the sidecar comes after what was put on lines."""
+        if self.lines is not None:
+            self.lines.flush()
 
     def drain_line(self) -> None:
         """Hear first of what other engines had sent before the sidecar sent this."""

@@ -149,6 +149,7 @@ class SidecarEdgeClient:
             self._on_frame,
             self._receiver.on_direct,
             self._sender.on_room,
+            self._sender.on_refused,
             on_lost,
         )
         if not await attachment.ping(_DIAL_SECONDS):  # only a sidecar that answers is one

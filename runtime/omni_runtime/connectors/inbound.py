@@ -29,9 +29,20 @@ class Inbound:
         self._buffer = bytearray()
         self.finished = False
 
-    def is_early(self, put: Put) -> bool:
+    def is_early(self, seq: int, piece: int = 0) -> bool:
         """Something that belongs before it has not come yet."""
-        return (put.seq, put.piece) > (self._seq, self._piece)
+        return (seq, piece) > (self._seq, self._piece)
+
+    def next_whole(self, seq: int, chunk: ChunkHeader) -> None:
+        """As `accept` of a chunk that came in one piece."""
+        if self.finished or seq < self._seq:
+            raise Duplicate
+        if seq != self._seq or self._piece:
+            raise ProtocolError(f"gap: piece {seq}.0 came, {self._seq}.{self._piece} is missing")
+        if chunk.nbytes > self._max:
+            raise ProtocolError(f"chunk of {chunk.nbytes} bytes; this consumer takes at most {self._max}")
+        self._seq = seq + 1
+        self.finished = chunk.finished
 
     def accept(self, put: Put, data: bytes | memoryview) -> Assembled | None:
         """The chunk that this piece completes, if it does.

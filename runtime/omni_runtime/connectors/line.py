@@ -5,10 +5,11 @@ its sidecar (`wire.Open`); the sidecar tells the producer (`wire.Paired`) and no
 writing end (`wire.Claim`) and marks with the token what it sends: an engine reaches no stream but its own.
 
 Datagrams of a connected pair: whole or not at all, in order, never a wait, and never lost once the kernel has taken
-them, except with the engine that they are for. Whatever does not go on the line takes the usual way; the consumer
-puts both in order. What it has taken it tells the producer on the producer's line, or by the sidecar (`wire.Taken`) while
-that cannot be. The sidecar is told afterwards what went this way (`wire.Bypassed`). The finished chunk never goes on the
-line: ends are the sidecar's.
+them, except with the engine that they are for. The first chunk of a turn of the loop goes at once; what follows it in the
+same turn goes together, since most of what a small chunk costs is its system calls. Whatever does not go on the line takes
+the usual way; the consumer puts both in order. What it has taken it tells the producer on the producer's line, or by the
+sidecar (`wire.Taken`) while that cannot be. The sidecar is told afterwards what went this way (`wire.Bypassed`). The
+finished chunk never goes on the line: ends are the sidecar's.
 """
 
 from __future__ import annotations
@@ -18,65 +19,99 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Final, cast
+from typing import Annotated, Final
 
 import msgspec
 
 from omni_runtime.connectors import wire
 from omni_runtime.connectors.ipc import claim
-from omni_runtime.connectors.wire import INLINE_BYTES, WINDOW_PIECES, ChunkHeader, ProtocolError, Put
+from omni_runtime.connectors.wire import INLINE_BYTES, WINDOW_PIECES, ChunkHeader, ProtocolError, TensorSpec
 
 _CLAIM_SECONDS: Final = 5.0
-_LARGEST: Final = INLINE_BYTES + 4096
+_HEADERS: Final = 4096  # room for what is not body in a datagram
+_LARGEST: Final = INLINE_BYTES + _HEADERS
+_TOGETHER: Final = 8  # messages in a datagram
+_SMALL: Final = (
+    2 << 10
+)  # bytes of a chunk that may wait for others; copying a larger one costs more than its system call
 _AT_ONCE: Final = 16  # datagrams in one turn of the loop
 _QUEUED: Final = 1024  # more than the kernel keeps
 
-
-class Source(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Where a chunk comes from: the producer's session, and what it calls the stream."""
-
-    session: int
-    stream: int
+_U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Direct(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False, tag=1):
-    """One datagram to the consumer: a chunk of one piece."""
+    """To the consumer: a chunk of one piece."""
 
     token: int
-    source: Source
-    seq: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-    chunk: ChunkHeader
+    session: int  # of the producer
+    stream: int  # what the producer calls it
+    seq: _U63
+    start: _U63
+    rows: _U63
+    sent_at: float
+    tensors: msgspec.Raw  # as in ChunkHeader; those of a stream look alike
+    meta: wire.ChunkMeta
     body: bytes
 
 
 class Room(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False, tag=2):
-    """One datagram to the producer: so many of its chunks have been taken off the line."""
+    """To the producer: so many of its chunks have been taken off the line."""
 
     token: int
     stream: int
     pieces: Annotated[int, msgspec.Meta(ge=1, le=WINDOW_PIECES)]
 
 
-OnDirect = Callable[[int, Source, Put, bytes], None]  # token, where from, piece, its bytes
+Held = tuple[int, int, int, ChunkHeader, bytes | bytearray]  # token, stream, seq, header, body
+OnDirect = Callable[[Direct, ChunkHeader], None]
 OnRoom = Callable[[Room], None]
+OnRefused = Callable[[list[Held]], None]
 
-_decode: Final = msgspec.msgpack.Decoder(Direct | Room).decode
+_decode: Final = msgspec.msgpack.Decoder(
+    Annotated[list[Direct | Room], msgspec.Meta(min_length=1, max_length=_TOGETHER)]
+).decode
+_decode_tensors: Final = msgspec.msgpack.Decoder(wire.Tensors).decode
+
+
+@lru_cache(maxsize=256)
+def _tensors(encoded: bytes, nbytes: int) -> tuple[TensorSpec, ...]:
+    """Checked. Raises as msgspec does, or ProtocolError."""
+    tensors = _decode_tensors(encoded)
+    wire.check_tensors(tensors, nbytes)
+    return tensors
+
+
+class _Writer:
+    """The writing end of another engine's line."""
+
+    __slots__ = ("handle", "held", "stirred")
+
+    def __init__(self) -> None:
+        self.handle = -1  # while there is none
+        self.stirred = False  # a chunk went in this turn of the loop: what follows is held
+        self.held: list[Held] = []
 
 
 class Lines:
     """The lines of one attachment. What the callbacks hear has been checked, except for the token."""
 
-    def __init__(self, path: Path, reading: int, session: int, on_direct: OnDirect, on_room: OnRoom) -> None:
+    def __init__(
+        self, path: Path, reading: int, session: int, on_direct: OnDirect, on_room: OnRoom, on_refused: OnRefused
+    ) -> None:
         self._path = path
         self._session = session
         self._on_direct = on_direct
         self._on_room = on_room
+        self._on_refused = on_refused
         self._loop = asyncio.get_running_loop()
         self._buffer = memoryview(bytearray(_LARGEST))
         self._in = socket.socket(fileno=reading)
         self._in.setblocking(False)
-        self._out: dict[int, int] = {}  # session of the reader -> descriptor, -1 while there is none
+        self._out: dict[int, _Writer] = {}  # by session of the reader
+        self._stirred: list[_Writer] = []
         self._claims: set[asyncio.Task[None]] = set()
         self._closed = False
         self._loop.add_reader(self._in, self._read, _AT_ONCE)
@@ -85,43 +120,92 @@ class Lines:
         """There will be a line to this engine."""
         if session in self._out or self._closed:
             return
-        for other in list(self._out):  # those whose reader is gone cost a descriptor
+        for other in self._out.values():  # those whose reader is gone cost a descriptor
             self._write(other, b"")
-        self._out[session] = -1
-        task = self._loop.create_task(self._claim(session))
+        writer = self._out[session] = _Writer()
+        task = self._loop.create_task(self._claim(session, writer))
         self._claims.add(task)
         task.add_done_callback(self._claims.discard)
 
-    async def _claim(self, session: int) -> None:
+    async def _claim(self, session: int, writer: _Writer) -> None:
         with contextlib.suppress(OSError, TimeoutError, ProtocolError):
-            self._out[session] = await claim(self._path, session, _CLAIM_SECONDS)
+            writer.handle = await claim(self._path, session, _CLAIM_SECONDS)
+
+    def leads_to(self, session: int) -> bool:
+        return session in self._out and self._out[session].handle >= 0
 
     def send(
-        self, session: int, token: int, stream: int, seq: int, chunk: ChunkHeader, body: bytes | bytearray
+        self, session: int, token: int, stream: int, seq: int, header: ChunkHeader, body: bytes | bytearray
     ) -> bool:
-        """Never waits: False if it cannot go now. True: it will be there before the engine hears of anything later."""
-        if self._out.get(session, -1) < 0:
+        """Never waits. False if it cannot go now. True: it will be there before the engine hears of anything later, or
+        `on_refused` is told, at the end of this turn of the loop at the latest.
+        """
+        writer = self._out.get(session)
+        if writer is None or writer.handle < 0:
             return False
-        data = wire.encode(Direct(token, Source(self._session, stream), seq, chunk, cast("bytes", body)))
-        return len(data) <= _LARGEST and self._write(session, data)
+        chunk = (token, stream, seq, header, body)
+        if writer.stirred and len(body) <= _SMALL:
+            if len(writer.held) == _TOGETHER:
+                self._flush(writer)
+            writer.held.append(chunk)
+            return True
+        if writer.held:
+            self._flush(writer)
+        if not self._write_chunks(writer, [chunk]):
+            return False
+        if not writer.stirred:
+            writer.stirred = True
+            if not self._stirred:
+                self._loop.call_soon(self._end_turn)
+            self._stirred.append(writer)
+        return True
 
-    def give_room(self, to: Source, token: int, pieces: int) -> bool:
-        """To the producer of a stream. False if it cannot go now."""
-        return self._out.get(to.session, -1) >= 0 and self._write(
-            to.session, wire.encode(Room(token, to.stream, pieces))
+    def flush(self) -> None:
+        """Whatever is held goes now: something is about to be said another way."""
+        for writer in self._stirred:
+            if writer.held:
+                self._flush(writer)
+
+    def _end_turn(self) -> None:
+        self.flush()
+        for writer in self._stirred:
+            writer.stirred = False
+        self._stirred.clear()
+
+    def _flush(self, writer: _Writer) -> None:
+        chunks, writer.held = writer.held, []
+        if self._write_chunks(writer, chunks):
+            return
+        sent = 0  # too long together, or no room: as many as go, and none after one that does not
+        while sent < len(chunks) and self._write_chunks(writer, chunks[sent : sent + 1]):
+            sent += 1
+        if sent < len(chunks):
+            self._on_refused(chunks[sent:])
+
+    def _write_chunks(self, writer: _Writer, chunks: list[Held]) -> bool:
+        data = wire.encode(
+            [
+                (1, token, self._session, stream, seq, h.start, h.rows, h.sent_at, h.tensors, h.meta, body)  # a Direct
+                for token, stream, seq, h, body in chunks
+            ]
         )
+        return len(data) <= _LARGEST and self._write(writer, data)
 
-    def _write(self, session: int, data: bytes) -> bool:
-        line = self._out[session]
-        if line < 0:
+    def give_room(self, session: int, token: int, stream: int, pieces: int) -> bool:
+        """To the producer of a stream. False if it cannot go now."""
+        writer = self._out.get(session)
+        return writer is not None and self._write(writer, wire.encode((Room(token, stream, pieces),)))
+
+    def _write(self, writer: _Writer, data: bytes) -> bool:
+        if writer.handle < 0:
             return False
         try:
-            os.write(line, data)
+            os.write(writer.handle, data)
         except BlockingIOError:
             return False
         except OSError:  # its reader is gone
-            os.close(line)
-            self._out[session] = -1
+            os.close(writer.handle)
+            writer.handle = -1
             return False
         return True
 
@@ -139,17 +223,14 @@ class Lines:
             except OSError:  # nothing there
                 return
             try:
-                message = _decode(self._buffer[:count])
+                messages = _decode(self._buffer[:count])
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                continue  # not from an engine that has a stream to here
+            for message in messages:
                 if isinstance(message, Room):
                     self._on_room(message)
-                    continue
-                chunk, body = message.chunk, message.body
-                wire.check_chunk(chunk)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ProtocolError):
-                continue  # not from an engine that has a stream to here
-            if len(body) == chunk.nbytes and not chunk.finished:
-                put = Put(0, message.seq, 0, True, len(body), None, chunk)
-                self._on_direct(message.token, message.source, put, body)
+                elif (header := _header(message)) is not None:
+                    self._on_direct(message, header)
 
     def close(self) -> None:
         if self._closed:
@@ -159,7 +240,19 @@ class Lines:
             task.cancel()
         self._loop.remove_reader(self._in)
         self._in.close()
-        for line in self._out.values():
-            if line >= 0:
-                os.close(line)
+        for writer in self._out.values():
+            writer.held.clear()
+            if writer.handle >= 0:
+                os.close(writer.handle)
         self._out.clear()
+        self._stirred.clear()
+
+
+def _header(direct: Direct) -> ChunkHeader | None:
+    """None if what it says of its tensors is not so."""
+    nbytes = len(direct.body)
+    try:
+        tensors = _tensors(bytes(direct.tensors), nbytes)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ProtocolError):
+        return None
+    return ChunkHeader(direct.start, direct.rows, False, nbytes, direct.sent_at, tensors, direct.meta)

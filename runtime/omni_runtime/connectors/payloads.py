@@ -30,6 +30,8 @@ _CARRIER: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
 )
 
 _NAMES: Final[Mapping[np.dtype[Any], str]] = MappingProxyType({np.dtype(n): n for n, c in _CARRIER.items() if c == n})
+_FEW: Final = 8
+_SHORT: Final = 64  # as in ChunkHeader.meta
 _BORROWED: Final = frozenset(name for name, carrier in _CARRIER.items() if carrier.name != name)
 
 
@@ -48,7 +50,8 @@ def describe(payload: Payload) -> ChunkHeader:
         tensors, nbytes = _tensor_specs(tuple(specs))
         meta = cast("dict[str, MetaValue]", dict(payload.meta))
         header = ChunkHeader(payload.start, payload.rows, payload.finished, nbytes, time.time(), tensors, meta)
-        if meta or not (_is_count(payload.start) and _is_count(payload.rows) and type(payload.finished) is bool):
+        counted = _is_count(payload.start) and _is_count(payload.rows) and type(payload.finished) is bool
+        if not counted or (meta and not _are_plain(meta)):
             header = _HEADER.decode(_ENCODE(header))  # whoever receives it has these rules: a round trip is the check
     except (msgspec.MsgspecError, TypeError, OverflowError) as error:
         raise ProtocolError(f"payload cannot travel: {error}") from error
@@ -57,6 +60,19 @@ def describe(payload: Payload) -> ChunkHeader:
 
 def _is_count(value: int) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
+
+
+def _are_plain(meta: dict[str, MetaValue]) -> bool:
+    """Values of which there is nothing to check."""
+    if len(meta) > _FEW:
+        return False
+    for name, value in meta.items():
+        if type(name) is not str or len(name) > _SHORT or not name.isascii():
+            return False
+        kind = type(value)
+        if kind is not float and kind is not bool and (kind is not int or not 0 <= value < 1 << 63):  # type: ignore[operator]
+            return False
+    return True
 
 
 @lru_cache(maxsize=256)  # the chunks of a stream look alike
@@ -111,14 +127,15 @@ def arrays(shapes: Mapping[str, tuple[tuple[int, ...], str]], data: Bytes) -> di
     return {name: np.ndarray(shape, _CARRIER[dtype], data, offsets[name]) for name, (shape, dtype) in shapes.items()}
 
 
-def read(header: ChunkHeader, data: np.ndarray) -> Payload:
+def read(header: ChunkHeader, data: Bytes | bytes) -> Payload:
     """The payload over `data` (uint8 [nbytes]); its arrays are read-only views. The header has been checked."""
     tensors: dict[str, np.ndarray] = {}
     dtypes: dict[str, str] = {}
     for tensor in header.tensors:
         carrier = _CARRIER[tensor.dtype]
         array: np.ndarray = np.ndarray(tensor.shape, carrier, data, tensor.offset)
-        array.flags.writeable = False
+        if not isinstance(data, bytes):  # over those they are so anyway
+            array.flags.writeable = False
         tensors[tensor.name] = array
         if tensor.dtype in _BORROWED:
             dtypes[tensor.name] = tensor.dtype

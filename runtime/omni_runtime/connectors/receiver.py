@@ -7,9 +7,10 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from omni_runtime.connectors import payloads, wire
@@ -17,7 +18,7 @@ from omni_runtime.connectors.api import ChunkReceived, EdgeEvent, EdgeFailed
 from omni_runtime.connectors.attachment import Attachment
 from omni_runtime.connectors.inbound import Assembled, Duplicate, Inbound
 from omni_runtime.connectors.limits import ClientLimits, StreamId
-from omni_runtime.connectors.line import Source
+from omni_runtime.connectors.line import Direct
 from omni_runtime.connectors.wire import ChunkHeader, ProtocolError, Put, Slab
 from omni_runtime.errors import CapacityExceeded, DeadlineExceeded, StreamClosed, UpstreamLost
 
@@ -36,11 +37,11 @@ class Incoming:
     token: int  # what the stream is called on this engine's line; 0: it has none
     # With the slab that it is a view of, and whether it came on the line.
     queue: deque[tuple[EdgeEvent, Slab | None, bool]] = field(default_factory=deque)
-    early: deque[tuple[Put, bytes]] = field(default_factory=deque)  # on the line, ahead of what comes the usual way
+    early: deque[tuple[Direct, ChunkHeader]] = field(default_factory=deque)  # ahead of what comes the usual way
     withheld: list[ChunkReceived] = field(default_factory=list)
     withheld_bytes: int = 0
     taken: int = 0  # pieces that are not granted again yet
-    source: Source | None = None  # of what came on the line
+    source: tuple[int, int] | None = None  # session of the producer on the line, and what it calls the stream
     direct: int = 0  # chunks from the line that are not granted again yet
     direct_taken: int = 0  # of these, taken by the worker
     ended: bool = False  # the last event is queued, or nobody wants any
@@ -69,6 +70,7 @@ class Receiver:
         self._ready: deque[Incoming] = deque()
         self._event = asyncio.Event()
         self._closed = False
+        self._loop = asyncio.get_running_loop()
 
     def __len__(self) -> int:
         return len(self._ports)
@@ -80,7 +82,7 @@ class Receiver:
     def new(self, id: StreamId, attachment: Attachment, *, withhold: bool, line: bool) -> Incoming:
         if id in self._streams:
             raise StreamClosed(f"open of {id[1]}: request {id[0]} has this stream open already")
-        due = asyncio.get_running_loop().time() + self._limits.chunk_deadline_s
+        due = self._loop.time() + self._limits.chunk_deadline_s
         inbound = Inbound(self._limits.max_chunk_bytes)
         token = secrets.randbits(62) + 1 if line else 0
         stream = Incoming(id, next(self._numbers), attachment, inbound, withhold, due, token)
@@ -108,9 +110,9 @@ class Receiver:
                 self._streams.pop(stream.id, None)
             if isinstance(event, ChunkReceived):
                 if slab is not None and not stream.attachment.keep(slab):
-                    event = replace(event, payload=payloads.detached(event.payload))
+                    event = msgspec.structs.replace(event, payload=payloads.detached(event.payload))
                 if not stream.withhold:
-                    self._grant(stream, direct)
+                    self._grant(stream, direct=direct)
             return event
         raise StopAsyncIteration
 
@@ -120,7 +122,7 @@ class Receiver:
         stream.queue.append((event, slab, direct))
         self._event.set()
 
-    def _grant(self, stream: Incoming, direct: bool) -> None:
+    def _grant(self, stream: Incoming, *, direct: bool) -> None:
         """A part of the window at a time: a credit for each piece would be half of all messages."""
         if stream.ended:
             return
@@ -139,15 +141,18 @@ class Receiver:
     def _give_room(self, stream: Incoming, pieces: int) -> None:
         """To the producer itself if that can be: its sidecar has nothing else to do with these chunks."""
         lines = stream.attachment.lines
-        if lines is None or stream.source is None or not lines.give_room(stream.source, stream.token, pieces):
-            stream.attachment.send(wire.Taken(stream.number, pieces))
+        if lines is not None and stream.source is not None:
+            session, number = stream.source
+            if lines.give_room(session, stream.token, number, pieces):
+                return
+        stream.attachment.send(wire.Taken(stream.number, pieces))
 
     # --- from the sidecar
 
     def on_put(self, attachment: Attachment, put: Put, body: bytes) -> None:
         wire.check_body(put, len(body))
         stream = self._ports.get(put.stream)
-        if stream is not None and stream.inbound.is_early(put):
+        if stream is not None and stream.inbound.is_early(put.seq, put.piece):
             attachment.drain_line()  # what belongs before it was sent before it
             stream = self._ports.get(put.stream)
         if stream is None:
@@ -155,40 +160,54 @@ class Receiver:
                 attachment.release(put.slab)  # late: the request is over here
             return
         self._arrived(stream, put, body)
-        while stream.early and not stream.inbound.is_early(stream.early[0][0]):
-            self._arrived(stream, *stream.early.popleft(), direct=True)
+        while stream.early and not stream.inbound.is_early(stream.early[0][0].seq):
+            self._arrived_direct(stream, *stream.early.popleft())
 
-    def on_direct(self, token: int, source: Source, put: Put, body: bytes) -> None:
+    def on_direct(self, direct: Direct, header: ChunkHeader) -> None:
         """A chunk on the line: it may be ahead of others that the sidecar brings."""
-        stream = self._tokens.get(token)
+        stream = self._tokens.get(direct.token)
         if stream is None:
             return  # the request is over here
         if stream.source is None and stream.attachment.lines is not None:
-            stream.source = source
-            stream.attachment.lines.want(source.session)
+            stream.source = direct.session, direct.stream
+            stream.attachment.lines.want(direct.session)
         stream.direct += 1
         if stream.direct > wire.WINDOW_PIECES:
             self._break_off(stream, "the producer ignored its window")
-        elif stream.early or stream.inbound.is_early(put):
-            stream.early.append((put, body))
+        elif stream.early or stream.inbound.is_early(direct.seq):
+            stream.early.append((direct, header))
         else:
-            self._arrived(stream, put, body, direct=True)
+            self._arrived_direct(stream, direct, header)
 
-    def _arrived(self, stream: Incoming, put: Put, body: bytes, *, direct: bool = False) -> None:
+    def _arrived_direct(self, stream: Incoming, direct: Direct, header: ChunkHeader) -> None:
+        stream.due = self._loop.time() + self._limits.chunk_deadline_s
+        try:
+            stream.inbound.next_whole(direct.seq, header)
+        except Duplicate:
+            return
+        except ProtocolError as error:
+            self._break_off(stream, str(error))
+            return
+        request, edge = stream.id
+        seconds = max(0.0, time.time() - header.sent_at)
+        chunk = ChunkReceived(request, edge, direct.seq, payloads.read(header, direct.body), seconds)
+        self._received(stream, chunk, header, None, direct=True)
+
+    def _arrived(self, stream: Incoming, put: Put, body: bytes) -> None:
         attachment = stream.attachment
-        stream.due = asyncio.get_running_loop().time() + self._limits.chunk_deadline_s
+        stream.due = self._loop.time() + self._limits.chunk_deadline_s
         held = put.slab
         try:
             done = stream.inbound.accept(put, body if held is None else attachment.arena.data(held))
             if done is None:
-                self._grant(stream, direct)
+                self._grant(stream, direct=False)
             else:
                 data, view = self._take(stream, done, held)
                 if view is not None:
                     held = None  # released with its last view
                 seconds = max(0.0, time.time() - done.chunk.sent_at)
                 chunk = ChunkReceived(*stream.id, done.seq, payloads.read(done.chunk, data), seconds)
-                self._received(stream, chunk, done.chunk, view, direct)
+                self._received(stream, chunk, done.chunk, view, direct=False)
         except Duplicate:
             pass
         except ProtocolError as error:
@@ -211,7 +230,7 @@ class Receiver:
         return stream.attachment.view(slab, done.data), slab
 
     def _received(
-        self, stream: Incoming, chunk: ChunkReceived, header: ChunkHeader, slab: Slab | None, direct: bool
+        self, stream: Incoming, chunk: ChunkReceived, header: ChunkHeader, slab: Slab | None, *, direct: bool
     ) -> None:
         if header.finished:
             stream.ended = True
@@ -230,7 +249,7 @@ class Receiver:
                 self._push(stream, withheld)
             stream.withheld = []
         else:
-            self._grant(stream, direct)
+            self._grant(stream, direct=direct)
 
     def on_failed(self, number: int, code: str, message: str) -> None:
         if number in self._ports:

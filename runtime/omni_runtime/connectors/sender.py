@@ -14,7 +14,7 @@ from omni_runtime.connectors.api import Reservation
 from omni_runtime.connectors.arena import largest_slab
 from omni_runtime.connectors.attachment import Attachment, SlabReservation
 from omni_runtime.connectors.limits import ClientLimits, StreamId
-from omni_runtime.connectors.line import Room
+from omni_runtime.connectors.line import Held, Room
 from omni_runtime.connectors.wire import FRAGMENT_BYTES, INLINE_BYTES, WINDOW_PIECES, ChunkHeader, Put, Slab
 from omni_runtime.errors import CapacityExceeded, DeadlineExceeded, OmniError, StreamClosed, UpstreamLost, by_code
 from omni_runtime.protocol.payload import Payload
@@ -237,7 +237,8 @@ class Sender:
             return False
         if header.finished or header.nbytes > INLINE_BYTES:
             return False
-        if not lines.send(*stream.line, stream.number, stream.seq, header, payloads.flat(payload, header)):
+        session, token = stream.line
+        if not lines.send(session, token, stream.number, stream.seq, header, payloads.flat(payload, header)):
             return False
         self._unreported[stream.number] = stream
         stream.direct.append((header.nbytes, time.time() - header.sent_at))
@@ -254,6 +255,7 @@ class Sender:
 
     def _report(self, stream: Outgoing, *, always: bool = False) -> None:
         """Before anything else is said of the stream."""
+        stream.attachment.flush_line()
         if stream.direct or always:
             stream.starved = not stream.credits
             stream.attachment.send(wire.Bypassed(stream.number, tuple(stream.direct), stream.starved), hurry=False)
@@ -274,8 +276,8 @@ class Sender:
         stream.credits -= 1
 
     def _cancel(self, stream: Outgoing, reason: str) -> None:
-        self._ports.pop(stream.number, None)
         self._report(stream)
+        self._ports.pop(stream.number, None)
         stream.attachment.send(wire.Cancel(stream.number, reason[:2000]))
 
     # --- what others say
@@ -296,6 +298,17 @@ class Sender:
             self._unreported[stream.number] = stream
         stream.credits += pieces
         stream.moved.set()
+
+    def on_refused(self, chunks: list[Held]) -> None:
+        """What the line did not take takes the usual way, in order, and before anything that is put later."""
+        streams = [self._ports.get(number) for _, number, *_ in chunks]
+        for stream in streams:
+            if stream is not None:
+                stream.direct.pop()
+        for stream, (_, number, seq, header, body) in zip(streams, chunks, strict=True):
+            if stream is not None and stream.error is None:
+                self._report(stream)
+                stream.attachment.send(Put(number, seq, 0, True, header.nbytes, None, header), body)
 
     def on_paired(self, paired: wire.Paired) -> None:
         stream = self._ports.get(paired.stream)

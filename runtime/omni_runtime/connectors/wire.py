@@ -57,6 +57,8 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag_field="t", forb
 
 # --- what a chunk is
 
+ChunkMeta = Annotated[dict[Annotated[str, Meta(max_length=64)], MetaValue], Meta(max_length=64)]
+
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One tensor in a chunk's bytes; `offset` from the chunk's first byte."""
@@ -71,6 +73,9 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
+Tensors = Annotated[tuple[TensorSpec, ...], Meta(max_length=64)]
+
+
 class ChunkHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Travels once per chunk, with its first piece."""
 
@@ -79,8 +84,8 @@ class ChunkHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     finished: bool
     nbytes: Annotated[int, Meta(ge=0, le=MAX_CHUNK_BYTES)]  # of all pieces together
     sent_at: float  # wall clock, seconds
-    tensors: Annotated[tuple[TensorSpec, ...], Meta(max_length=64)] = ()
-    meta: Annotated[dict[Annotated[str, Meta(max_length=64)], MetaValue], Meta(max_length=64)] = {}
+    tensors: Tensors = ()
+    meta: ChunkMeta = {}
 
 
 class Slab(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -355,12 +360,13 @@ def check_put(put: Put) -> None:
 
 
 def check_chunk(chunk: ChunkHeader) -> None:
-    """Raises ProtocolError for an unknown dtype, or tensors that overlap or reach past the chunk's end."""
-    _check_tensors(chunk.tensors, chunk.nbytes)
+    """Raises as check_tensors."""
+    check_tensors(chunk.tensors, chunk.nbytes)
 
 
 @lru_cache(maxsize=256)  # the chunks of a stream look alike
-def _check_tensors(tensors: tuple[TensorSpec, ...], nbytes: int) -> None:
+def check_tensors(tensors: tuple[TensorSpec, ...], nbytes: int) -> None:
+    """Raises ProtocolError for an unknown dtype, or tensors that overlap or reach past the chunk's end."""
     end = 0
     names: set[str] = set()
     for tensor in tensors:

@@ -135,7 +135,7 @@ def has_line(client: SidecarEdgeClient, request: str, edge: str = EDGE) -> bool:
     """The next small chunk of the stream goes on the line."""
     stream = client._sender._streams[request, edge]
     lines = stream.attachment.lines
-    return stream.line is not None and lines is not None and lines._out.get(stream.line[0], -1) >= 0
+    return stream.line is not None and lines is not None and lines.leads_to(stream.line[0])
 
 
 async def take(client: SidecarEdgeClient, count: int, deadline_s: float = 30) -> list[EdgeEvent]:

@@ -12,7 +12,7 @@ from omni_runtime.connectors.api import ChunkReceived
 from omni_runtime.connectors.client import ClientLimits, SidecarEdgeClient
 from omni_runtime.connectors.engine_session import EngineSession
 from omni_runtime.connectors.ipc import claim
-from omni_runtime.connectors.line import Lines, Room, Source
+from omni_runtime.connectors.line import Lines, Room
 from omni_runtime.connectors.sender import Sender
 from omni_runtime.connectors.streams import Key
 from omni_runtime.connectors.wire import INLINE_BYTES, WINDOW_PIECES
@@ -77,7 +77,7 @@ def name_of(header: bytes) -> str:
 
 
 def has_line_back(client: SidecarEdgeClient) -> bool:
-    return any(line >= 0 for line in lines(client)._out.values())
+    return any(map(lines(client).leads_to, lines(client)._out))
 
 
 async def test_what_was_taken_is_told_by_the_sidecar_where_no_line_goes_back(
@@ -107,10 +107,10 @@ async def test_nobody_gives_room_to_a_stream_without_its_token(site: Site) -> No
             Room(token, stream.number + 1, 1),
             Room(token, stream.number, 17),
         ):
-            os.write(forger, wire.encode(room))
+            os.write(forger, wire.encode([room]))
         lines(pair.up).drain()
         assert stream.credits == free
-        os.write(forger, wire.encode(Room(token, stream.number, 1)))
+        os.write(forger, wire.encode([Room(token, stream.number, 1)]))
         lines(pair.up).drain()
         assert stream.credits == free + 1
         os.close(forger)
@@ -231,6 +231,61 @@ async def test_a_chunk_that_the_line_lost_is_a_gap_and_never_a_short_stream(
         await pair.nothing_left()
 
 
+async def test_chunks_of_one_turn_go_together(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the first, which waits for nothing, and for what is too large to gain by it."""
+    async with a_pair(site, "same pod") as pair:
+        await a_paired_stream(pair)
+        sent: list[int] = []
+        write = Lines._write
+        monkeypatch.setattr(Lines, "_write", lambda *a: sent.append(len(a[2])) or write(*a))
+        await put_small(pair, 1)
+        lines(pair.down).drain()
+        assert pair.down._receiver.queued_events == 1, "within the turn"
+        await put_small(pair, *range(2, 13))
+        await pair.up.put("r", EDGE, rows(some_bytes(INLINE_BYTES, 13), start=13))
+        assert exact([await a_chunk(pair.down) for _ in range(12)]) == list(range(1, 13))
+        assert exact([await a_chunk(pair.down)], INLINE_BYTES) == [13]
+        together = [length // SMALL for length in sent if length > SMALL]
+        assert together == [1, 8, 3, INLINE_BYTES // SMALL]
+        await put_small(pair, 14, 15, 16, finished=True)
+        assert exact(await whole_stream(pair.down)) == [14, 15, 16]
+        await pair.nothing_left()
+
+
+@pytest.mark.parametrize("alone", [0, 1, 2])
+async def test_what_a_line_does_not_take_at_the_end_of_a_turn_takes_the_usual_way(
+    site: Site, monkeypatch: pytest.MonkeyPatch, alone: int
+) -> None:
+    """R18, R23: after the put has returned. In order, counted once by the sidecar, and the stream goes on."""
+    async with a_pair(site, "same pod") as pair:
+        await a_paired_stream(pair)
+        write = Lines._write
+        left = iter([True, False, *[True] * alone, False])  # the first of the turn, the others together, and one by one
+        with monkeypatch.context() as patch:
+            patch.setattr(Lines, "_write", lambda *a: next(left, True) and write(*a))
+            await put_small(pair, 1, 2, 3, 4)
+            assert exact([await a_chunk(pair.down) for _ in range(4)]) == [1, 2, 3, 4]
+        await put_small(pair, 5, 6, finished=True)
+        assert exact(await whole_stream(pair.down)) == [5, 6]
+        await until(lambda: b'to_stage="talker"} 7.0' in pair.hosts[0].sidecar.metrics.render())
+        await pair.nothing_left()
+
+
+async def test_an_abort_comes_after_what_was_put_in_the_same_turn(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the line takes nothing any more."""
+    async with a_pair(site, "same pod") as pair:
+        await a_paired_stream(pair)
+        write = Lines._write
+        left = iter([True])
+        monkeypatch.setattr(Lines, "_write", lambda *a: next(left, False) and write(*a))
+        await put_small(pair, 1, 2, 3)
+        await pair.up.abort("r")
+        events = [e async for e in until_failure(pair.down)]
+        assert exact(events[:-1]) == [1, 2, 3]
+        assert events[-1].code == "UpstreamLost"
+        await pair.nothing_left()
+
+
 async def test_a_line_that_is_full_costs_its_speed_and_nothing_else(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,14 +330,14 @@ async def test_no_put_overtakes_one_that_waits(site: Site, monkeypatch: pytest.M
     async with a_pair(site, "same pod") as pair:
         await a_paired_stream(pair)
         stream = pair.up._sender._streams["r", EDGE]
-        given: list[tuple[Source, int, int]] = []
+        given: list[tuple[int, int, int, int]] = []
         monkeypatch.setattr(Lines, "give_room", lambda _, *room: given.append(room) is None)
         await put_small(pair, *range(1, WINDOW_PIECES + 1))
         waiting = asyncio.create_task(put_small(pair, WINDOW_PIECES + 1))
         got = [await a_chunk(pair.down) for _ in range(WINDOW_PIECES // 2)]
         await until(lambda: bool(given) and stream.lock.locked())
-        ((source, token, pieces),) = given
-        pair.up._sender.on_room(Room(token, source.stream, pieces))
+        ((_, token, number, pieces),) = given
+        pair.up._sender.on_room(Room(token, number, pieces))
         await put_small(pair, WINDOW_PIECES + 2)
         await waiting
         got += [await a_chunk(pair.down) for _ in range(WINDOW_PIECES // 2 + 2)]
