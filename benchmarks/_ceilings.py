@@ -1,7 +1,8 @@
 """What this machine gives without any protocol of ours, in the same run: the ceilings that transfers are held against.
 
 memcpy and AES-256-GCM run over more memory than any cache holds, on one core; loopback is a plain TCP socket between two
-processes that ends in memory; engine is Mooncake's own transfer engine over TCP, from process to process.
+processes that ends in memory; engine is Mooncake's own transfer engine over TCP, from process to process; hops is a
+message that two processes hand on, unread, by blocking sockets: unix, TCP, unix.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import mmap
 import multiprocessing
 import os
 import socket
+import statistics
+import struct
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,17 +26,22 @@ PIECE = MIB // 2  # as on our wire
 LARGE = 64 * MIB
 TIMES = 8
 DEADLINE_SECONDS = 60.0
+HOP_BYTES = 4 << 10
+HOP_PAUSE_SECONDS = 0.004
+HOP_TIMES = 300
+_STAMP = struct.Struct("<Q")
 _SPAWN = multiprocessing.get_context("spawn")
 
 
 def ceilings() -> dict[str, float]:
-    """GB/s. A measurement that this machine cannot make is left out."""
+    """GB/s, and microseconds of hops. A measurement that this machine cannot make is left out."""
     found: dict[str, float] = {}
     measures: dict[str, Callable[[], float]] = {
         "memcpy_gbps": memcpy,
         "aes_gcm_gbps": aes_gcm,
         "loopback_gbps": loopback,
         "mooncake_engine_gbps": mooncake_engine,
+        "hops_us_p50": hops,
     }
     for name, measure in measures.items():
         try:
@@ -93,6 +101,57 @@ def _send(port: int) -> None:
         for number in range(TIMES):
             at = number * LARGE % SPAN
             out.sendall(view[at : at + LARGE])
+
+
+def hops() -> float:
+    """One way through four processes, median in microseconds, of a message that comes every few milliseconds."""
+    near, up = socket.socketpair()
+    down, end = socket.socketpair()
+    with near, up, down, end, socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(DEADLINE_SECONDS)
+        end.settimeout(DEADLINE_SECONDS)
+        first = _SPAWN.Process(target=_emit, args=(near,), daemon=True)
+        second = _SPAWN.Process(target=_relay_up, args=(up, listener.getsockname()[1]), daemon=True)
+        second.start()
+        taken, _ = listener.accept()
+        with taken:
+            taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            third = _SPAWN.Process(target=_hand_on, args=(taken, down), daemon=True)
+            third.start()
+            first.start()
+            ways = []
+            for _ in range(HOP_TIMES):
+                (sent,) = _STAMP.unpack_from(_whole(end))
+                ways.append((time.monotonic_ns() - sent) / 1e3)
+        for process in (first, second, third):
+            process.join(10)
+    return statistics.median(ways[16:])
+
+
+def _emit(out: socket.socket) -> None:
+    message = bytearray(HOP_BYTES)
+    for _ in range(HOP_TIMES):
+        time.sleep(HOP_PAUSE_SECONDS)
+        _STAMP.pack_into(message, 0, time.monotonic_ns())
+        out.sendall(message)
+
+
+def _relay_up(source: socket.socket, port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as out:
+        out.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _hand_on(source, out)
+
+
+def _hand_on(source: socket.socket, out: socket.socket) -> None:
+    for _ in range(HOP_TIMES):
+        out.sendall(_whole(source))
+
+
+def _whole(source: socket.socket) -> bytes:
+    data = source.recv(HOP_BYTES, socket.MSG_WAITALL)
+    if len(data) < HOP_BYTES:
+        raise EOFError("a hop ended early")
+    return data
 
 
 def _started() -> tuple[Any, mmap.mmap, int]:

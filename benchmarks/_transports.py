@@ -261,6 +261,7 @@ async def _client(ipc_dir: Path, root: Path, stage: str) -> AsyncIterator[Sideca
     plan: ResolvedPlan = load_plan((root / "plan.json").read_bytes())
     client = SidecarEdgeClient(ipc_dir, plan, stage, f"{stage}-0")
     await client.connect(30)
+    eventloop.settle()  # as a stage's process does
     try:
         yield client
     finally:

@@ -193,6 +193,7 @@ class SidecarEdgeClient:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             self._receiver.check_deadlines(loop.time())
+            self._sender.check_deadlines(loop.time())
             self._sender.report()
             if self._attachment is not None:
                 self._attachment.tick(loop.time())

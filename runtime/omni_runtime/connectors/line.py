@@ -5,9 +5,9 @@ its sidecar (`wire.Open`); the sidecar tells the producer (`wire.Paired`) and no
 writing end (`wire.Claim`) and marks with the token what it sends: an engine reaches no stream but its own.
 
 Datagrams of a connected pair: whole or not at all, in order, never a wait, and never lost once the kernel has taken
-them, except with the engine that they are for. The first chunk of a turn of the loop goes at once; what follows it in the
-same turn goes together, since most of what a small chunk costs is its system calls. Whatever does not go on the line takes
-the usual way; the consumer puts both in order. What it has taken it tells the producer on the producer's line, or by the
+them, except with the engine that they are for. A chunk goes at once; small ones that follow it in the same turn of the
+loop go together, and so does the first of a turn as long as turns bring several, since most of what a small chunk costs is
+waking its reader. Whatever does not go on the line takes the usual way; the consumer puts both in order. What it has taken it tells the producer on the producer's line, or by the
 sidecar (`wire.Taken`) while that cannot be. The sidecar is told afterwards what went this way (`wire.Bypassed`). The
 finished chunk never goes on the line: ends are the sidecar's.
 """
@@ -87,11 +87,12 @@ def _tensors(encoded: bytes, nbytes: int) -> tuple[TensorSpec, ...]:
 class _Writer:
     """The writing end of another engine's line."""
 
-    __slots__ = ("handle", "held", "stirred")
+    __slots__ = ("chunks", "gathers", "handle", "held")
 
     def __init__(self) -> None:
         self.handle = -1  # while there is none
-        self.stirred = False  # a chunk went in this turn of the loop: what follows is held
+        self.chunks = 0  # of this turn of the loop
+        self.gathers = False  # the last turn in which there was one had several: the first waits for the others
         self.held: list[Held] = []
 
 
@@ -144,20 +145,18 @@ class Lines:
         if writer is None or writer.handle < 0:
             return False
         chunk = (token, stream, seq, header, body)
-        if writer.stirred and len(body) <= _SMALL:
-            if len(writer.held) == _TOGETHER:
-                self._flush(writer)
-            writer.held.append(chunk)
-            return True
-        if writer.held:
+        held = len(body) <= _SMALL and (writer.chunks > 0 or writer.gathers)
+        if writer.held and (not held or len(writer.held) == _TOGETHER):
             self._flush(writer)
-        if not self._write_chunks(writer, [chunk]):
+        if held:
+            writer.held.append(chunk)
+        elif not self._write_chunks(writer, [chunk]):
             return False
-        if not writer.stirred:
-            writer.stirred = True
+        if not writer.chunks:
             if not self._stirred:
                 self._loop.call_soon(self._end_turn)
             self._stirred.append(writer)
+        writer.chunks += 1
         return True
 
     def flush(self) -> None:
@@ -169,7 +168,8 @@ class Lines:
     def _end_turn(self) -> None:
         self.flush()
         for writer in self._stirred:
-            writer.stirred = False
+            writer.gathers = writer.chunks > 1
+            writer.chunks = 0
         self._stirred.clear()
 
     def _flush(self, writer: _Writer) -> None:

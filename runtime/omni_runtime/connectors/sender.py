@@ -20,7 +20,7 @@ from omni_runtime.errors import CapacityExceeded, DeadlineExceeded, OmniError, S
 from omni_runtime.protocol.payload import Payload
 
 _REMEMBERED: Final = 65_536
-_REPORTED: Final = 64  # chunks on the line that the sidecar is told of at once
+_REPORTED: Final = 256  # chunks on the line that the sidecar is told of at once
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,8 @@ class Outgoing:
     starved: bool = False  # the sidecar has heard that no credit was left
     puts: int = 0  # that have the lock, or wait for it
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: asyncio.Future[None] | None = None  # of the put that has the lock and no credit
+    deadline: float = 0.0  # of that put
 
     def check(self) -> None:
         """Raise why the stream ended: a new exception each time, a shared one would collect tracebacks and payloads."""
@@ -48,7 +49,12 @@ class Outgoing:
     def end(self, kind: type[OmniError], message: str) -> None:
         if self.error is None:
             self.error = (kind, message)
-        self.moved.set()
+        self.move()
+
+    def move(self) -> None:
+        """Let the put that waits look again."""
+        if self.waiting is not None and not self.waiting.done():
+            self.waiting.set_result(None)
 
 
 class Sender:
@@ -68,6 +74,7 @@ class Sender:
         self._sent: OrderedDict[str, dict[str, Outgoing]] = OrderedDict()  # request -> edge: finished, for abort
         self._over: OrderedDict[str, None] = OrderedDict()  # requests that were cleaned up
         self._unreported: dict[int, Outgoing] = {}
+        self._waiting: set[Outgoing] = set()  # for credits
 
     def __len__(self) -> int:
         return len(self._ports)
@@ -262,18 +269,31 @@ class Sender:
             stream.direct = []
 
     async def _credit(self, stream: Outgoing, deadline: float) -> None:
+        """Deadlines are looked at by the clock of all streams (`check_deadlines`): a timer for each wait costs as much
+        as the chunk that it waits for.
+        """
+        loop = asyncio.get_running_loop()
         while stream.error is None and not stream.credits:
-            stream.moved.clear()
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await stream.moved.wait()
-            except TimeoutError:
+            if loop.time() >= deadline:
                 raise DeadlineExceeded(
                     f"put on {stream.id[1]} of request {stream.id[0]}: the consumer granted nothing within"
                     f" {self._limits.put_deadline_s:g} s"
-                ) from None
+                )
+            stream.deadline = deadline
+            stream.waiting = loop.create_future()
+            self._waiting.add(stream)
+            try:
+                await stream.waiting
+            finally:
+                stream.waiting = None
+                self._waiting.discard(stream)
         stream.check()
         stream.credits -= 1
+
+    def check_deadlines(self, now: float) -> None:
+        """R5: a consumer that takes nothing."""
+        for stream in [s for s in self._waiting if now >= s.deadline]:
+            stream.move()
 
     def _cancel(self, stream: Outgoing, reason: str) -> None:
         self._report(stream)
@@ -297,7 +317,7 @@ class Sender:
         if stream.starved:
             self._unreported[stream.number] = stream
         stream.credits += pieces
-        stream.moved.set()
+        stream.move()
 
     def on_refused(self, chunks: list[Held]) -> None:
         """What the line did not take takes the usual way, in order, and before anything that is put later."""
