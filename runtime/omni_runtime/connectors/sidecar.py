@@ -19,6 +19,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from omni_runtime import eventloop, logs
+from omni_runtime.connectors import residence
 from omni_runtime.connectors.arena import Arena, create_file
 from omni_runtime.connectors.hub import Hub
 from omni_runtime.connectors.ipc import IpcServer
@@ -34,6 +35,7 @@ from omni_runtime.protocol.channels import CurveKeys, load_keys
 
 log = logs.get_logger(__name__)
 
+_SETTLED_SECONDS = 1.0  # by then the transfer engine's own threads have run through theirs, too
 _TICK_SECONDS = 0.25
 _MIN_ARENA_BYTES = 1 << 20
 
@@ -197,7 +199,9 @@ async def run(plan: ResolvedPlan, keys: CurveKeys, options: SidecarOptions) -> i
         loop.add_signal_handler(number, stop.set)
     await sidecar.start()
     eventloop.settle()
+    settled = loop.call_later(_SETTLED_SECONDS, residence.let_go)
     await stop.wait()
+    settled.cancel()
     await sidecar.drain()
     await sidecar.close()
     log.info("sidecar.stopped")

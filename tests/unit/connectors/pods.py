@@ -50,7 +50,9 @@ class Pod:
 
     @property
     def resident_kb(self) -> int:
-        return int(next(line for line in self.proc("status").splitlines() if line.startswith("VmRSS:")).split()[1])
+        """Besides the arena."""
+        fields = dict(line.split(":", 1) for line in self.proc("status").splitlines())
+        return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile"))
 
     async def get(self, path: str) -> httpx.Response:
         async with httpx.AsyncClient() as client:

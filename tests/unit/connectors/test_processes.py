@@ -15,7 +15,19 @@ import pytest
 from omni_runtime.connectors.api import EdgeFailed
 from omni_runtime.connectors.ipc import SOCKET_NAME
 from omni_runtime.errors import StreamClosed, UpstreamLost
-from tests.unit.connectors.kit import EDGE, MIB, MODES, Site, a_chunk, a_failure, producer, rows, some_bytes, take
+from tests.unit.connectors.kit import (
+    EDGE,
+    MIB,
+    MODES,
+    Site,
+    a_chunk,
+    a_failure,
+    producer,
+    rows,
+    some_bytes,
+    take,
+    until,
+)
 from tests.unit.connectors.pods import ENVIRONMENT, Pod, a_pod, start_sidecar, two_pods
 
 
@@ -142,9 +154,23 @@ async def test_it_is_small(site: Site) -> None:
             await up.put("r", EDGE, rows(some_bytes(1000), start=n, finished=n == 49))
             assert not isinstance((await take(down, 1))[0], EdgeFailed)
         maps = pod.proc("maps")
-        assert pod.resident_kb < 60 * 1024, "kB; the few slabs in use included"
+        assert pod.resident_kb < 60 * 1024
         assert "torch" not in maps
         assert "numpy" not in maps
+
+
+@pytest.mark.parametrize("connector", ["TCP", "Mooncake"])
+async def test_it_is_small_between_two_pods(site: Site, connector: str) -> None:
+    """Mooncake's engine included, with what it has brought over."""
+    site.use(connector)
+    async with two_pods(site, connector) as (a, b), a.engine("thinker-0") as up, b.engine("talker-0") as down:
+        await down.open("r", producer(up))
+        for n in range(30):
+            await up.put("r", EDGE, rows(some_bytes(600_000), start=n, finished=n == 29))
+            assert not isinstance((await take(down, 1))[0], EdgeFailed)
+        assert ("engine.so" in a.proc("maps")) == (connector == "Mooncake")
+        # A second after the start, what that alone needed leaves.
+        await until(lambda: a.resident_kb < 60 * 1024 and b.resident_kb < 60 * 1024)
 
 
 async def strangers(pod: Pod, count: int) -> None:
