@@ -38,7 +38,7 @@ import msgspec
 
 from benchmarks._ceilings import ceilings
 from benchmarks._transports import EDGE, BlockPerMessage, Connector, PlainZeroMq, Queue, Run, Transport
-from omni_runtime.deploy.plan import EdgePlan, EntryPlan, ModelRef, ResolvedPlan
+from omni_runtime.deploy.plan import CONTRACT_VERSION, EdgePlan, EntryPlan, ModelRef, ResolvedPlan
 from omni_runtime.protocol.channels import generate_keys
 from omni_runtime.topology.types import PayloadContract
 
@@ -68,7 +68,7 @@ def plan(connector: str) -> ResolvedPlan:
         pipeline="bench",
         topology="bench",
         revision="r1",
-        contract_version=1,
+        contract_version=CONTRACT_VERSION,
         model=ModelRef("packaged://bench", None, "bench"),
         stages=(),
         edges=(EdgePlan(source, to, PayloadContract.THINKER_HIDDEN, "asyncChunk", connector, 1, 1, 0),),

@@ -17,7 +17,7 @@ from omni_runtime.connectors.limits import ClientLimits
 from omni_runtime.connectors.receiver import Events, Receiver
 from omni_runtime.connectors.sender import Sender
 from omni_runtime.connectors.wire import WINDOW_PIECES, ProtocolError, Put
-from omni_runtime.deploy.plan import ResolvedPlan
+from omni_runtime.deploy.plan import CONTRACT_VERSION, ResolvedPlan
 from omni_runtime.errors import DeadlineExceeded, OmniError, StreamClosed, UpstreamLost, by_code
 from omni_runtime.logs import get_logger
 from omni_runtime.protocol.control import Producer
@@ -41,7 +41,7 @@ class SidecarEdgeClient:
     ) -> None:
         self._path = ipc_dir / SOCKET_NAME
         self._plan = plan
-        self._attach = wire.Attach(stage, replica, plan.revision, plan.contract_version)
+        self._attach = wire.Attach(stage, replica, plan.revision, CONTRACT_VERSION)
         self._full_payload = {edge.name for edge in plan.edges if edge.mode == "fullPayload"}
         self._limits = limits or ClientLimits()
         numbers = itertools.count(1)
@@ -223,7 +223,7 @@ class SidecarEdgeClient:
                 endpoint=producer.data_endpoint,
                 domain=producer.shared_memory_domain,
                 revision=self._plan.revision,
-                contract_version=self._plan.contract_version,
+                contract_version=CONTRACT_VERSION,
                 credits=WINDOW_PIECES,
                 token=stream.token,
             )

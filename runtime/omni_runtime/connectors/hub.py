@@ -17,7 +17,7 @@ from omni_runtime.connectors.metrics import SidecarMetrics
 from omni_runtime.connectors.mooncake import Mooncake
 from omni_runtime.connectors.streams import Action, Count, Deliver, Drop, Fail, Grant, Key, Limits, Port, StreamTable
 from omni_runtime.connectors.wire import ProtocolError, Slab
-from omni_runtime.deploy.plan import ResolvedPlan
+from omni_runtime.deploy.plan import CONTRACT_VERSION, ResolvedPlan
 from omni_runtime.logs import get_logger
 
 log = get_logger(__name__)
@@ -66,6 +66,7 @@ class Hub:
         self.engines: dict[int, EngineSession] = {}
         self.consumers: dict[int, RemoteConsumer] = {}
         self.remote: RemoteStreams | None = None
+        self.contract_version = CONTRACT_VERSION  # of this image, whatever the plan's operator had
         self.mooncake: Mooncake | None = None  # started only where an edge of the plan asks for it
         self._mooncake_edges = frozenset(edge.name for edge in plan.edges if edge.connector == "Mooncake")
         self.draining = False
@@ -106,8 +107,8 @@ class Hub:
 
     def mismatch(self, revision: str, contract_version: int) -> str | None:
         """Why a peer of this revision and contract cannot be served, or None. Revisions never mix."""
-        if contract_version != self.plan.contract_version:
-            return f"contract version {contract_version}, this sidecar speaks {self.plan.contract_version}"
+        if contract_version != self.contract_version:
+            return f"contract version {contract_version}, this sidecar speaks {self.contract_version}; use images of one release"
         if revision != self.plan.revision:
             return f"pipeline revision {revision!r}, this sidecar serves {self.plan.revision!r}"
         return None

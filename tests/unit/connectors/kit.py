@@ -16,7 +16,7 @@ import pytest
 from omni_runtime.connectors.api import ChunkReceived, EdgeEvent, EdgeFailed
 from omni_runtime.connectors.client import ClientLimits, SidecarEdgeClient
 from omni_runtime.connectors.sidecar import Sidecar, SidecarOptions
-from omni_runtime.deploy.plan import EdgePlan, EntryPlan, ModelRef, ResolvedPlan
+from omni_runtime.deploy.plan import CONTRACT_VERSION, EdgePlan, EntryPlan, ModelRef, ResolvedPlan
 from omni_runtime.protocol.channels import CurveKeys, generate_keys
 from omni_runtime.protocol.control import Producer
 from omni_runtime.protocol.payload import Payload
@@ -28,7 +28,7 @@ MIB = 1 << 20
 MODES = pytest.mark.parametrize("mode", ["same pod", "two pods"])
 
 
-def a_plan(revision: str = "r1", contract_version: int = 1, connector: str = "TCP") -> ResolvedPlan:
+def a_plan(revision: str = "r1", connector: str = "TCP") -> ResolvedPlan:
     def edge(source: str, to: str, mode: str) -> EdgePlan:
         return EdgePlan(source, to, PayloadContract.THINKER_HIDDEN, mode, connector, 1, 1, 0)
 
@@ -36,7 +36,7 @@ def a_plan(revision: str = "r1", contract_version: int = 1, connector: str = "TC
         pipeline="p",
         topology="t",
         revision=revision,
-        contract_version=contract_version,
+        contract_version=CONTRACT_VERSION,
         model=ModelRef("packaged://x", None, "x"),
         stages=(),
         edges=(edge("thinker", "talker", "asyncChunk"), edge("encoder", "decoder", "fullPayload")),

@@ -17,37 +17,53 @@ from omni_runtime.connectors.handshake import MAGIC, REFUSAL, Dialler, Listener,
 from omni_runtime.connectors.ipc import SOCKET_NAME
 from omni_runtime.connectors.secure import dial
 from omni_runtime.connectors.wire import ChunkHeader, Put, Slab
+from omni_runtime.deploy.plan import CONTRACT_VERSION
 from omni_runtime.errors import ContractMismatch, DeadlineExceeded
 from omni_runtime.protocol.channels import generate_keys
 from omni_runtime.protocol.control import Producer
 from tests.unit.connectors.kit import EDGE, Host, Site, a_chunk, a_failure, a_plan, producer, rows, some_bytes, until
 
+OTHER = 9  # contract of another release's image
 
-@pytest.mark.parametrize(
-    ("plan", "says"),
-    [(a_plan(revision="r2"), "revision 'r2'"), (a_plan(contract_version=9), "contract version 9")],
-    ids=["revision", "contract"],
-)
-async def test_an_engine_of_another_plan_is_refused_with_the_reason(site: Site, plan: object, says: str) -> None:
+
+async def test_an_engine_of_another_revision_is_refused_with_the_reason(site: Site) -> None:
     async with site.sidecar() as host:
-        client = SidecarEdgeClient(host.options.ipc_dir, plan, "talker", "t", None)  # type: ignore[arg-type]
-        with pytest.raises(ContractMismatch, match=says):
+        client = SidecarEdgeClient(host.options.ipc_dir, a_plan(revision="r2"), "talker", "t")
+        with pytest.raises(ContractMismatch, match="revision 'r2'"):
             await client.connect(5)
         await client.close()
 
 
-@pytest.mark.parametrize(
-    ("plan", "says"),
-    [(a_plan(revision="r2"), "revision 'r2'"), (a_plan(contract_version=9), "contract version 9")],
-    ids=["revision", "contract"],
-)
-async def test_revisions_do_not_mix_between_pods(site: Site, plan: object, says: str) -> None:
-    async with site.sidecar("old") as old, site.sidecar("new", plan=plan) as new:  # type: ignore[arg-type]
+async def test_an_engine_of_another_image_is_refused_with_the_reason(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though both read the same plan: the contract is the image's."""
+    monkeypatch.setattr("omni_runtime.connectors.client.CONTRACT_VERSION", OTHER)
+    async with site.sidecar() as host:
+        client = SidecarEdgeClient(host.options.ipc_dir, site.plan, "talker", "t")
+        with pytest.raises(ContractMismatch, match=f"contract version {OTHER}.*images of one release"):
+            await client.connect(5)
+        await client.close()
+
+
+async def test_revisions_do_not_mix_between_pods(site: Site) -> None:
+    async with site.sidecar("old") as old, site.sidecar("new", plan=a_plan(revision="r2")) as new:
         async with old.engine("thinker-0") as up, new.engine("talker-0") as down:
             await down.open("r", producer(up))
             failed = await a_failure(down)
             assert failed.code == "ContractMismatch"
-            assert says in failed.message
+            assert "revision 'r2'" in failed.message
+
+
+async def test_images_of_two_releases_do_not_mix_between_pods(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with site.sidecar("old") as old, site.sidecar("new") as new, old.engine("thinker-0") as up:
+        new.sidecar.hub.contract_version = OTHER
+        monkeypatch.setattr("omni_runtime.connectors.client.CONTRACT_VERSION", OTHER)
+        async with new.engine("talker-0") as down:
+            await down.open("r", producer(up))
+            failed = await a_failure(down)
+            assert failed.code == "ContractMismatch"
+            assert f"contract version {OTHER}" in failed.message
 
 
 async def test_no_sidecar_is_a_deadline_with_a_reason(site: Site) -> None:
@@ -178,14 +194,14 @@ CHUNK = ChunkHeader(0, 1, True, 64, 0.0)
         pytest.param(ipc.frame(Put(1, 0, 0, True, 64, Slab(64, 64, 1), CHUNK))[0], id="slab of nobody"),
         pytest.param(ipc.frame(Put(1, 0, 0, True, 64, Slab(1 << 60, 64, 1), CHUNK))[0], id="slab outside the arena"),
         pytest.param(ipc.frame(wire.Return(4096))[0], id="extent of somebody else"),
-        pytest.param(ipc.frame(wire.Attach("s", "r", "r1", 1))[0], id="attached twice"),
+        pytest.param(ipc.frame(wire.Attach("s", "r", "r1", CONTRACT_VERSION))[0], id="attached twice"),
         pytest.param(ipc.frame(wire.Attached(1, 1, "", ""))[0], id="a message of the other direction"),
     ],
 )
 async def test_an_engine_that_breaks_the_rules_loses_its_connection_only(site: Site, frame: bytes) -> None:
     async with site.sidecar() as host:
         reader, writer = await asyncio.open_unix_connection(str(host.options.ipc_dir / SOCKET_NAME))
-        writer.write(ipc.frame(wire.Attach("talker", "bad", "r1", 1))[0])
+        writer.write(ipc.frame(wire.Attach("talker", "bad", "r1", CONTRACT_VERSION))[0])
         await asyncio.wait_for(reader.read(1), 30)
         writer.write(frame)
         await asyncio.wait_for(reader.read(), 30)  # until the sidecar hangs up
