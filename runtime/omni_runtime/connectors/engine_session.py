@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
 
 from omni_runtime.connectors import wire
+from omni_runtime.connectors.hub import Hub
 from omni_runtime.connectors.ipc import FrameChannel, Line
 from omni_runtime.connectors.streams import Key, Piece, Port
 from omni_runtime.connectors.wire import ProtocolError, Put, Slab
 
-if TYPE_CHECKING:
-    from omni_runtime.connectors.hub import Hub
+
+def accept(hub: Hub, attach: wire.Attach) -> EngineSession | wire.Rejected:
+    """An engine asks to attach."""
+    refusal = hub.refusal(attach)
+    if refusal is not None:
+        return refusal
+    engine = EngineSession(hub, hub.new_session(), attach)
+    hub.attach(engine)
+    return engine
 
 
 class EngineSession:

@@ -10,8 +10,7 @@ from typing import Protocol
 
 from omni_runtime.connectors import wire
 from omni_runtime.connectors.arena import PAGE, Allocator, Arena, SlabPool, aligned, extent_length, largest_slab
-from omni_runtime.connectors.engine_session import EngineSession
-from omni_runtime.connectors.ipc import Line
+from omni_runtime.connectors.ipc import FrameChannel, Line
 from omni_runtime.connectors.ledger import QUEUE, SIDECAR, SlabLedger
 from omni_runtime.connectors.metrics import SidecarMetrics
 from omni_runtime.connectors.mooncake import Mooncake
@@ -23,6 +22,21 @@ from omni_runtime.logs import get_logger
 log = get_logger(__name__)
 
 MAX_ENGINES = 256
+
+
+class Engine(Protocol):
+    """An attached engine."""
+
+    session: int
+    stage: str
+    replica: str
+    line: Line
+    channel: FrameChannel | None
+
+    def send(self, message: wire._Message) -> None: ...
+    def deliver(self, stream: int, put: wire.Put, body: bytes | memoryview) -> None: ...
+    def grant(self, stream: int, pieces: int) -> None: ...
+    def freed(self, slab: Slab) -> None: ...
 
 
 class RemoteConsumer(Protocol):
@@ -63,7 +77,7 @@ class Hub:
         self.domain = domain
         self.table = StreamTable(limits or Limits())
         self.ledger = SlabLedger()
-        self.engines: dict[int, EngineSession] = {}
+        self.engines: dict[int, Engine] = {}
         self.consumers: dict[int, RemoteConsumer] = {}
         self.remote: RemoteStreams | None = None
         self.contract_version = CONTRACT_VERSION  # of this image, whatever the plan's operator had
@@ -90,7 +104,8 @@ class Hub:
 
     # --- engines come and go
 
-    def accept(self, attach: wire.Attach) -> EngineSession | wire.Rejected:
+    def refusal(self, attach: wire.Attach) -> wire.Rejected | None:
+        """Why this engine cannot attach."""
         refusal = self.mismatch(attach.revision, attach.contract_version)
         if refusal is not None:
             self.metrics.refused.labels("contract").inc()
@@ -98,12 +113,12 @@ class Hub:
         if len(self.engines) >= MAX_ENGINES:
             self.metrics.refused.labels("engines").inc()
             return wire.Rejected("CapacityExceeded", f"{MAX_ENGINES} engines are attached")
-        session = self.new_session()
-        engine = EngineSession(self, session, attach)
-        self.engines[session] = engine
-        self._leases[session] = {}
-        log.info("engine.attached", stage=attach.stage, replica=attach.replica, session=session)
-        return engine
+        return None
+
+    def attach(self, engine: Engine) -> None:
+        self.engines[engine.session] = engine
+        self._leases[engine.session] = {}
+        log.info("engine.attached", stage=engine.stage, replica=engine.replica, session=engine.session)
 
     def mismatch(self, revision: str, contract_version: int) -> str | None:
         """Why a peer of this revision and contract cannot be served, or None. Revisions never mix."""
@@ -113,7 +128,7 @@ class Hub:
             return f"pipeline revision {revision!r}, this sidecar serves {self.plan.revision!r}"
         return None
 
-    def engine_lost(self, engine: EngineSession, reason: str) -> None:
+    def engine_lost(self, engine: Engine, reason: str) -> None:
         session = engine.session
         if self.engines.pop(session, None) is None:
             return

@@ -15,11 +15,12 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
 from omni_runtime import eventloop, logs
-from omni_runtime.connectors import residence
+from omni_runtime.connectors import engine_session, residence
 from omni_runtime.connectors.arena import Arena, create_file
 from omni_runtime.connectors.hub import Hub
 from omni_runtime.connectors.ipc import IpcServer
@@ -102,7 +103,7 @@ class Sidecar:
         ticker = asyncio.get_running_loop().create_task(self._tick())
         parts.callback(ticker.cancel)
         parts.push_async_callback(self._hang_up)
-        ipc = IpcServer(options.ipc_dir, self.arena.fd, self.hub.accept, self.hub.line_to)
+        ipc = IpcServer(options.ipc_dir, self.arena.fd, partial(engine_session.accept, self.hub), self.hub.line_to)
         ipc.start()
         parts.push_async_callback(ipc.close)
 
