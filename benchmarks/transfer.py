@@ -22,6 +22,7 @@ import json
 import multiprocessing
 import os
 import platform
+import queue
 import socket
 import subprocess
 import sys
@@ -145,7 +146,7 @@ def measure(transport: Transport, root: Path, link: Any, todo: list[Run]) -> lis
     for process in pair:
         process.start()
     try:
-        found = [Measured(seconds * 1e6, way) for seconds, way in (results.get(timeout=DEADLINE_SECONDS) for _ in todo)]
+        found = [Measured(seconds * 1e6, way) for seconds, way in (_next(results, pair) for _ in todo)]
         for process in pair:
             process.join(30)
     finally:
@@ -153,6 +154,19 @@ def measure(transport: Transport, root: Path, link: Any, todo: list[Run]) -> lis
             if process.is_alive():
                 process.terminate()
     return found
+
+
+def _next(results: Any, pair: list[Any]) -> tuple[float, float]:
+    """A result; raises RuntimeError if it cannot come any more."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            found: tuple[float, float] = results.get(timeout=1)
+            return found
+        except queue.Empty:
+            if failed := [process.exitcode for process in pair if process.exitcode]:
+                raise RuntimeError(f"producer or consumer ended with {failed[0]}; see above") from None
+    raise RuntimeError(f"no result within {DEADLINE_SECONDS:g} s")
 
 
 def _produce(transport: Transport, root: Path, link: Any, todo: list[Run], gates: list[Any]) -> None:
