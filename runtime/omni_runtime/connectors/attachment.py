@@ -112,7 +112,6 @@ class Attachment:
         return self
 
     def send(self, message: wire._Message, body: bytes | bytearray | memoryview = b"", *, hurry: bool = True) -> None:
-        self.flush_line()
         if self._channel is not None and self.lost is None:
             self._channel.send(message, body if isinstance(body, bytes) else memoryview(body), hurry=hurry)
 

@@ -138,8 +138,8 @@ class Lines:
     def send(
         self, session: int, token: int, stream: int, seq: int, header: ChunkHeader, body: bytes | bytearray
     ) -> bool:
-        """Never waits. False if it cannot go now. True: it will be there before the engine hears of anything later, or
-        `on_refused` is told, at the end of this turn of the loop at the latest.
+        """Never waits. False if it cannot go now. True: it goes, or `on_refused` is told, with the next `flush`, at the end
+        of this turn of the loop at the latest; what the sidecar is told after that, the engine hears after it.
         """
         writer = self._out.get(session)
         if writer is None or writer.handle < 0:

@@ -247,8 +247,17 @@ async def test_chunks_of_one_turn_go_together(site: Site, monkeypatch: pytest.Mo
         assert exact([await a_chunk(pair.down)], INLINE_BYTES) == [13]
         together = [length // SMALL for length in sent if length > SMALL]
         assert together == [1, 8, 3, INLINE_BYTES // SMALL]
-        await put_small(pair, 14, 15, 16, finished=True)
-        assert exact(await whole_stream(pair.down)) == [14, 15, 16]
+        sent.clear()
+        await put_small(pair, 14, 15, 16)
+        assert exact([await a_chunk(pair.down) for _ in range(3)]) == [14, 15, 16]
+        assert [length // SMALL for length in sent if length > SMALL] == [3], "turns bring several"
+        await put_small(pair, 17)
+        assert exact([await a_chunk(pair.down)]) == [17]
+        await put_small(pair, 18)
+        lines(pair.down).drain()
+        assert pair.down._receiver.queued_events == 1, "one alone waits for nothing again"
+        await put_small(pair, 19, 20, finished=True)
+        assert exact(await whole_stream(pair.down)) == [18, 19, 20]
         await pair.nothing_left()
 
 
