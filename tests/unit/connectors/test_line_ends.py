@@ -78,6 +78,18 @@ async def test_a_producer_that_ignores_its_window_is_cut_off(site: Site) -> None
         await pair.nothing_left()
 
 
+async def test_a_chunk_on_the_line_puts_the_deadline_off(site: Site) -> None:
+    """R5: a stream whose chunks all come this way is no silent one."""
+    async with a_pair(site, "same pod") as pair:
+        await a_paired_stream(pair)
+        (stream,) = pair.down._receiver._streams.values()
+        stream.due = asyncio.get_running_loop().time() + 60
+        before = stream.due
+        await put_small(pair, 1)
+        await a_chunk(pair.down)
+        assert stream.due > before
+
+
 async def test_nobody_reaches_a_stream_without_its_token(site: Site) -> None:
     """R62: wrong token, token of a stream that is over, half a datagram, noise: as if nothing had come."""
     async with a_pair(site, "same pod") as pair:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_runtime.connectors import ipc, payloads, wire
+from omni_runtime.connectors.inbound import Duplicate, Inbound
 from omni_runtime.connectors.wire import ChunkHeader, ProtocolError, Put, Slab, TensorSpec
 from omni_runtime.protocol.payload import Payload
 
@@ -182,3 +183,30 @@ def test_payloads_come_back_equal(tensors: list[tuple[str, list[int]]], meta: di
 def test_payloads_that_may_not_travel(payload: Payload) -> None:
     with pytest.raises(ProtocolError):
         payloads.describe(payload)
+
+
+def test_a_whole_chunk_has_its_place_among_pieces() -> None:
+    """R18, R23: not before another, not twice, not in the middle of one, not after the last, not above the limit."""
+
+    def piece(seq: int, number: int, *, last: bool) -> Put:
+        return Put(1, seq, number, last, 5, None, chunk(10) if number == 0 else None)
+
+    def chunk(nbytes: int, *, finished: bool = False) -> ChunkHeader:
+        return ChunkHeader(0, 1, finished, nbytes, 0.0)
+
+    inbound = Inbound(100)
+    inbound.next_whole(0, chunk(10))
+    for seq, nbytes, error, says in (
+        (0, 10, Duplicate, None),
+        (2, 10, ProtocolError, "2.0 came, 1.0 is missing"),
+        (1, 101, ProtocolError, "at most 100"),
+    ):
+        with pytest.raises(error, match=says):
+            inbound.next_whole(seq, chunk(nbytes))
+    assert inbound.accept(piece(1, 0, last=False), b"01234") is None
+    with pytest.raises(ProtocolError, match=r"1\.0 came, 1\.1 is missing"):
+        inbound.next_whole(1, chunk(10))
+    assert inbound.accept(piece(1, 1, last=True), b"56789") is not None
+    inbound.next_whole(2, chunk(10, finished=True))
+    with pytest.raises(Duplicate):
+        inbound.next_whole(3, chunk(10))
