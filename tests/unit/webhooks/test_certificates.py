@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 import ssl
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -12,10 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_operator.errors import AlreadyExists, Conflict, NotFound
-from omni_operator.kinds import JsonObject, Kind
+from omni_operator.kinds import SECRET, JsonObject, Kind
 from omni_webhooks.certs import keys, state
 from omni_webhooks.certs.keys import BadCertificate
-from omni_webhooks.certs.rotation import MUTATING, VALIDATING, SelfManaged, Served, load_pair, server_context
+from omni_webhooks.certs.rotation import (
+    MUTATING,
+    ROTATE_ANNOTATION,
+    VALIDATING,
+    SelfManaged,
+    Served,
+    load_pair,
+    server_context,
+)
 from omni_webhooks.certs.state import Certificates, Timing, decode, encode, next_step
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -211,16 +221,20 @@ def test_pem_that_does_not_fit_together_is_refused() -> None:
 
 
 class SharedApi:
-    """Compare-and-swap as the API server does it. The first two to read a configuration read it before either writes."""
+    """Compare-and-swap as the API server does it. `together`: the first two to read a configuration read it before either
+    writes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, together: bool = False) -> None:
         body = {"metadata": {"resourceVersion": "1"}, "webhooks": [{"name": "a", "clientConfig": {}}]}
         self._stored: dict[str, JsonObject] = {kind.kind: copy.deepcopy(body) for kind in (VALIDATING, MUTATING)}
-        self._readers = 0
+        self._readers = self.reads = 0
         self._both = asyncio.Event()
+        if not together:
+            self._both.set()
         self.conflicts = 0
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> JsonObject:
+        self.reads += 1
         if kind.kind not in self._stored:
             raise NotFound(name)
         found = copy.deepcopy(self._stored[kind.kind])
@@ -245,22 +259,115 @@ class SharedApi:
         self._stored[kind.kind] = {**body, "metadata": {**body["metadata"], "resourceVersion": str(int(now) + 1)}}
         return copy.deepcopy(self._stored[kind.kind])
 
+    def certificates(self) -> Certificates:
+        found = decode(self._stored[SECRET.kind]["data"])
+        assert found is not None
+        return found
+
+    def trusted(self) -> list[str]:
+        """What each webhook of each configuration carries."""
+        both = (self._stored[kind.kind]["webhooks"] for kind in (VALIDATING, MUTATING))
+        return [webhook["clientConfig"]["caBundle"] for webhooks in both for webhook in webhooks]
+
+    def remove(self, kind: Kind) -> None:
+        del self._stored[kind.kind]
+
+    def ask_for_rotation(self) -> None:
+        self._stored[SECRET.kind]["metadata"]["annotations"] = {ROTATE_ANNOTATION: "now"}
+
+
+def replica_of(
+    api: SharedApi, now: Callable[[], datetime] = lambda: datetime.now(UTC), poll_seconds: float = 1.0
+) -> SelfManaged:
+    return SelfManaged(
+        api,  # type: ignore[arg-type]
+        Served(),
+        namespace="default",
+        secret="tls",
+        configurations=((VALIDATING, "omni"), (MUTATING, "omni")),
+        hosts=HOSTS,
+        poll_seconds=poll_seconds,
+        now=now,
+    )
+
 
 async def test_who_loses_the_race_for_a_configuration_is_ready_in_the_same_round() -> None:
     """Else it would not be ready until its next look, and the other one may be the one that stops (T53)."""
-    api = SharedApi()
-    replicas = [
-        SelfManaged(
-            api,  # type: ignore[arg-type]
-            Served(),
-            namespace="default",
-            secret="tls",
-            configurations=((VALIDATING, "omni"), (MUTATING, "omni")),
-            hosts=HOSTS,
-            poll_seconds=1.0,
-        )
-        for _ in range(2)
-    ]
+    api = SharedApi(together=True)
+    replicas = [replica_of(api) for _ in range(2)]
     await asyncio.wait_for(asyncio.gather(*(replica.sync() for replica in replicas)), 30)
     assert api.conflicts >= 1, "there was a race"
     assert all(r._installed is not None for r in replicas)
+
+
+class PausedApi(SharedApi):
+    """One replica's way to the same API server; its call number `at` (from 0) is put off until it is let go."""
+
+    def __init__(self, shared: SharedApi, at: int) -> None:
+        self._shared, self._left = shared, at
+        self.reached, self.let_go = asyncio.Event(), asyncio.Event()
+
+    async def _turn(self) -> SharedApi:
+        self._left -= 1
+        if self._left == -1:
+            self.reached.set()
+            await self.let_go.wait()
+        return self._shared
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> JsonObject:
+        return await (await self._turn()).get(kind, namespace, name)
+
+    async def create(self, kind: Kind, namespace: str | None, body: JsonObject) -> JsonObject:
+        return await (await self._turn()).create(kind, namespace, body)
+
+    async def replace(self, kind: Kind, namespace: str | None, name: str, body: JsonObject) -> JsonObject:
+        return await (await self._turn()).replace(kind, namespace, name, body)
+
+
+CALLS_OF_A_STEP = 6  # three reads, the Secret and two configurations written
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3], ids=["announced", "switched", "retired"])
+@pytest.mark.parametrize("at", range(CALLS_OF_A_STEP))
+async def test_a_replica_that_stood_still_during_a_rotation_takes_nothing_back(at: int, steps: int) -> None:
+    """Its process or its node stops in the middle of a round, the other one goes on, and then it ends its round. If the
+    configurations trusted anything else then than what the Secret says, calls would fail until somebody's next (T53)."""
+    shared, now = SharedApi(), [NOW]
+
+    going = replica_of(shared, lambda: now[0])
+    await going.sync()
+    shared.ask_for_rotation()
+    paused = PausedApi(shared, at)
+    standing = asyncio.create_task(replica_of(paused, lambda: now[0]).sync())
+    async with asyncio.timeout(30):
+        await paused.reached.wait()
+        for _ in range(steps):
+            await going.sync()
+            now[0] += TIMING.retire
+        paused.let_go.set()
+        await standing
+    bundle = base64.b64encode(shared.certificates().bundle).decode()
+    assert set(shared.trusted()) == {bundle}
+
+
+@pytest.mark.parametrize("kind", [VALIDATING, MUTATING], ids=lambda kind: kind.kind)
+async def test_a_missing_configuration_keeps_a_new_replica_unready_and_no_other(kind: Kind) -> None:
+    """It is missing for all replicas at once, and calls of the other configuration must find somebody (T53)."""
+    api = SharedApi()
+    old = replica_of(api, poll_seconds=0.01)
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        running = [group.create_task(old.run())]
+        while old.problem() is not None:  # noqa: ASYNC110 - readiness is asked for, and sets no event
+            await asyncio.sleep(0.01)
+        api.remove(kind)
+        new = replica_of(api, poll_seconds=0.01)
+        running.append(group.create_task(new.run()))
+        while "does not exist" not in (new.problem() or ""):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        rounds = api.reads
+        while api.reads < rounds + 10:
+            assert old.problem() is None
+            assert new.problem() is not None
+            await asyncio.sleep(0.01)
+        for task in running:
+            task.cancel()

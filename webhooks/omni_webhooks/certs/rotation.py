@@ -103,6 +103,7 @@ class SelfManaged:
         self._now = now
         self._state: Certificates | None = None
         self._installed: tuple[bytes, datetime] | None = None  # bundle, and since when it is seen everywhere
+        self._missing: str | None = None  # a configuration
         self._problem: str | None = "certificates were not looked at yet"
 
     def problem(self) -> str | None:
@@ -113,7 +114,12 @@ class SelfManaged:
         while True:
             try:
                 await self.sync()
-                self._problem = None if self._installed and self._served.pair else "the certificate is not in use yet"
+                if self._installed and self._served.pair:
+                    self._problem = None
+                elif self._problem is not None:
+                    # Who was ready stays so: a configuration that is missing is missing for all replicas, and the calls
+                    # of the other one would find nobody.
+                    self._problem = self._missing or "the certificate is not in use yet"
             except Conflict:
                 await asyncio.sleep(self._poll / 20)  # another replica was faster: see what it did
                 continue
@@ -125,7 +131,23 @@ class SelfManaged:
             await asyncio.sleep(self._poll)
 
     async def sync(self) -> None:
-        """One round. Raises KubeError; Conflict means that another replica was faster."""
+        """One round. Raises KubeError; Conflict means that another replica was faster again and again.
+
+        All replicas write at the same moment: who loses looks again at once, since it would not be ready until its next
+        round, while the other one may be the one that stops.
+        """
+        for _ in range(MAX_CONFLICTS):
+            try:
+                return await self._round()
+            except Conflict:
+                continue
+        raise Conflict("another replica was faster each time")
+
+    async def _round(self) -> None:
+        self._missing = None
+        # Before the Secret: what is written into a configuration is then never older than what it carries. A replica
+        # that stood still in between would put back authorities of before a rotation, and each call would fail.
+        configurations = [await self._configuration(kind, name) for kind, name in self._configurations]
         try:
             secret: JsonObject | None = await self._kube.get(SECRET, self._namespace, self._secret)
         except NotFound:
@@ -137,7 +159,7 @@ class SelfManaged:
             current = self._state or state.next_step(None, self._hosts, self._now(), self._timing, installed_for=None)
             assert current is not None, "without a state the next step is a new one"
             secret = await self._store(secret, current)
-        await self._install(current.bundle)
+        configurations = await self._install(current.bundle, configurations)
         wanted = state.next_step(
             current,
             self._hosts,
@@ -150,7 +172,7 @@ class SelfManaged:
             logs.info("certificates.step", trusted=len(wanted.trusted), was=len(current.trusted))
             await self._store(secret, wanted, rotated=len(wanted.trusted) > len(current.trusted))
             current = wanted
-            await self._install(current.bundle)
+            await self._install(current.bundle, configurations)
         self._state = current
         # Serve only what the API server trusts by now; the first certificate has nothing to be compared with.
         if self._installed is not None or self._served.pair is None:
@@ -179,37 +201,32 @@ class SelfManaged:
             SECRET, self._namespace, self._secret, {**secret, "metadata": metadata, "data": data}
         )
 
-    async def _install_in(self, kind: Kind, name: str, encoded: str) -> bool:
-        """Whether a configuration carries it now. All replicas write it at the same moment: who loses looks again at once,
-        since it would not be ready until its next round, while the other one may be the one that stops."""
-        for _ in range(MAX_CONFLICTS):
-            configuration = await self._kube.get(kind, None, name)
-            if _carry(configuration, encoded):
-                return True
-            for webhook in configuration.get("webhooks") or ():
-                webhook["clientConfig"] = {**webhook["clientConfig"], "caBundle": encoded}
-            try:
-                await self._kube.replace(kind, None, name, configuration)
-            except Conflict:
-                continue
-            logs.info("certificates.installed", configuration=name)
-            return True
-        return False
+    async def _configuration(self, kind: Kind, name: str) -> JsonObject | None:
+        try:
+            return await self._kube.get(kind, None, name)
+        except NotFound:
+            self._missing = f"{kind.kind} {name} does not exist"
+            return None
 
-    async def _install(self, bundle: bytes) -> None:
-        """Put the trusted authorities into every webhook of every configuration, and note since when they are there."""
+    async def _install(self, bundle: bytes, configurations: Sequence[JsonObject | None]) -> list[JsonObject | None]:
+        """Put the trusted authorities into every webhook of every configuration, and note since when they are there.
+
+        The configurations as they are then. Raises Conflict when somebody wrote one since it was read.
+        """
         encoded = base64.b64encode(bundle).decode()
-        complete = True
-        for kind, name in self._configurations:
-            try:
-                complete &= await self._install_in(kind, name, encoded)
-            except NotFound:
-                complete = False
-                self._problem = f"{kind.kind} {name} does not exist"
-        if not complete:
+        now: list[JsonObject | None] = []
+        for (kind, name), configuration in zip(self._configurations, configurations, strict=True):
+            if configuration is not None and not _carry(configuration, encoded):
+                for webhook in configuration.get("webhooks") or ():
+                    webhook["clientConfig"] = {**webhook["clientConfig"], "caBundle": encoded}
+                configuration = await self._kube.replace(kind, None, name, configuration)
+                logs.info("certificates.installed", configuration=name)
+            now.append(configuration)
+        if None in now:
             self._installed = None
         elif self._installed is None or self._installed[0] != bundle:
             self._installed = (bundle, self._now())
+        return now
 
 
 class Mounted:
