@@ -23,9 +23,10 @@ from omni_webhooks.cache import measure
 from omni_webhooks.certs.rotation import MUTATING, VALIDATING, Mounted, SelfManaged, Served
 from omni_webhooks.certs.state import Timing
 from omni_webhooks.decision import STALE_SECONDS
+from omni_webhooks.listener import Listener
 from omni_webhooks.rules import RULES
 from omni_webhooks.rules.rule import AnyRule
-from omni_webhooks.server import AdmissionServer, select_rules, serve_tls
+from omni_webhooks.server import AdmissionServer, select_rules
 from omni_webhooks.site import PlacementOptions, Site
 
 LAST_REVIEW_SECONDS = 6.0  # the API server gives up on a call after 5
@@ -124,7 +125,8 @@ async def run_webhooks(options: Options) -> None:
         options.host, options.http_port, alive=lambda: None, ready=ready, registry=metrics.REGISTRY,
         before_metrics=lambda: measure(site.mirrors),
     )  # fmt: skip
-    tls = await serve_tls(admission.app(), served, options.host, options.port)
+    tls = Listener(admission.app(), served.context, admission.stir)
+    await tls.start(options.host, options.port)
     logs.info("webhooks.started", https=tls.addresses, http=probes.addresses, rules=len(options.rules))
     tasks = {
         asyncio.create_task(site.run(), name="cache"),
@@ -138,10 +140,10 @@ async def run_webhooks(options: Options) -> None:
             raise RuntimeError(f"{task.get_name()} ended by itself")
         await _drain(admission, options.drain_seconds)
     finally:
+        await tls.close()  # first: what is answered now still needs the rest
         for task in (*tasks, stopping):
             task.cancel()
         await asyncio.gather(*tasks, stopping, return_exceptions=True)
-        await tls.cleanup()
         await probes.cleanup()
         await kube.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
@@ -10,10 +9,10 @@ from aiohttp import web
 
 from omni_operator.kinds import STAGE, JsonObject
 from omni_webhooks import logs, metrics
-from omni_webhooks.certs.rotation import Served
 from omni_webhooks.context import PROFILES, TENANTS
 from omni_webhooks.decision import Decision, decide
 from omni_webhooks.defaults import default_patch
+from omni_webhooks.listener import ticks
 from omni_webhooks.review import (
     BadReview,
     Call,
@@ -27,7 +26,6 @@ from omni_webhooks.rules.rule import AnyRule
 from omni_webhooks.site import Site
 
 MAX_REVIEW_BYTES = 8 * 2**20  # old and new object, each up to what etcd stores
-SHUTDOWN_SECONDS = 1.0  # for connections on which nothing was asked: whoever ends waited for the answers before
 Answer = Callable[[Call, float], Awaitable[JsonObject]]
 
 
@@ -39,23 +37,27 @@ class AdmissionServer:
         self._rules = tuple(rules)
         self._stale = stale_seconds
         self._open = 0
-        self._stirred = asyncio.Event()  # a call began or ended
+        self._stirred = False
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_REVIEW_BYTES)
         app.add_routes([web.post("/validate", self._validate), web.post("/mutate", self._mutate)])
         return app
 
+    def stir(self) -> None:
+        """A connection came, or a call began or ended."""
+        self._stirred = True
+
     async def quiet(self, seconds: float) -> None:
-        """Until no review is being answered, and none has been for so long: a call may still be shaking hands."""
-        while True:
-            self._stirred.clear()
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._stirred.wait()
-            except TimeoutError:
-                if not self._open:
-                    return
+        """Until no review is being answered, and no connection came for so long."""
+
+        def stirred() -> bool:
+            was, self._stirred = self._stirred, False
+            return was
+
+        stirred()
+        while await ticks(seconds, stirred) or self._open:
+            pass
 
     async def _validate(self, request: web.Request) -> web.Response:
         return await self._answer(request, self._verdict)
@@ -66,7 +68,7 @@ class AdmissionServer:
     async def _answer(self, request: web.Request, answer: Answer) -> web.Response:
         started = time.monotonic()
         self._open += 1
-        self._stirred.set()
+        self.stir()
         metrics.IN_FLIGHT.inc()
         try:
             call = parse_call(await request.read())
@@ -83,7 +85,7 @@ class AdmissionServer:
         finally:
             metrics.IN_FLIGHT.dec()
             self._open -= 1
-            self._stirred.set()
+            self.stir()
 
     async def _verdict(self, call: Call, started: float) -> JsonObject:
         review = call.review()
@@ -128,14 +130,6 @@ def _count(kind: str, decision: Decision) -> None:
             metrics.ADMISSIONS.labels(kind, "warned", rule).inc()
     else:
         metrics.ADMISSIONS.labels(kind, "allowed", "").inc()
-
-
-async def serve_tls(app: web.Application, served: Served, host: str, port: int) -> web.AppRunner:
-    """Start serving; the caller cleans the runner up. The certificate may be exchanged while it runs."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
-    await runner.setup()
-    await web.TCPSite(runner, host, port, ssl_context=served.context, backlog=1024).start()
-    return runner
 
 
 def select_rules(rules: Sequence[AnyRule], disabled: Iterable[str]) -> tuple[AnyRule, ...]:
