@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import http.client
 import json
 import os
 import signal
@@ -53,7 +54,7 @@ class WebhookProcess:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:  # an answer that breaks off is the latter
             return 0, str(error)
 
     def ready(self) -> bool:
@@ -250,13 +251,13 @@ class Proxy:
         await asyncio.gather(*probing, *self._pipes, return_exceptions=True)
 
     async def _probe(self, backend: WebhookProcess) -> None:
+        before = ""
         while True:
             status, said = await asyncio.to_thread(backend.get, "/readyz")
-            if status == 200:
-                self._failed[backend.log] = 0
-            else:
-                self._failed[backend.log] += 1
-                self._note(f"{backend.log.name} is not ready: {status} {said.strip()}")
+            self._failed[backend.log] = 0 if status == 200 else self._failed[backend.log] + 1
+            if said != before:
+                self._note(f"{backend.log.name}: {status} {said.strip()}")
+            before = said
             await asyncio.sleep(PROBE_SECONDS)
 
     def _note(self, what: str) -> None:
