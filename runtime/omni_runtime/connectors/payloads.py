@@ -53,7 +53,7 @@ def describe(payload: Payload) -> ChunkHeader:
         counted = _is_count(payload.start) and _is_count(payload.rows) and type(payload.finished) is bool
         if not counted or (meta and not _are_plain(meta)):
             header = _HEADER.decode(_ENCODE(header))  # whoever receives it has these rules: a round trip is the check
-    except (msgspec.MsgspecError, TypeError, OverflowError) as error:
+    except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError) as error:
         raise ProtocolError(f"payload cannot travel: {error}") from error
     return header
 

@@ -210,3 +210,20 @@ def test_a_whole_chunk_has_its_place_among_pieces() -> None:
     inbound.next_whole(2, chunk(10, finished=True))
     with pytest.raises(Duplicate):
         inbound.next_whole(3, chunk(10))
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [{"n" * 65: 1}, {"x": 1 << 70}, {"x": -(1 << 70)}, {"x": [object()]}, {1: 1}, {"\ud800": 1}, {"x": "\ud800"}, {f"n{i}": i for i in range(65)}],
+    ids=["long name", "large", "small", "object", "no name", "half a character", "half of one", "many"],
+)  # fmt: skip
+def test_meta_that_may_not_travel_is_refused_before_it_is_sent(meta: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError):
+        payloads.describe(Payload(0, 0, False, {}, meta))
+
+
+@pytest.mark.parametrize("value", [0, (1 << 63) - 1, 1 << 63, -1, 0.5, True, None, "word", [1, 2.5]])
+def test_meta_arrives_as_it_was_sent(value: object) -> None:
+    header = payloads.describe(Payload(0, 0, False, {}, {"x": value, "n" * 64: 1}))
+    came = msgspec.msgpack.decode(wire.encode(header), type=ChunkHeader)
+    assert came.meta == {"x": tuple(value) if isinstance(value, list) else value, "n" * 64: 1}
