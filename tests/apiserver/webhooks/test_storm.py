@@ -35,7 +35,7 @@ def test_no_call_fails_for_a_reason_other_than_a_rule(
     """So many creates at least, and as long as the rotation takes."""
     installed = Installed(kube, timeout_seconds=CALL_SECONDS)
     options = (*installed.options(), *ROTATION, *RETIRE, "--drain-seconds", "4", "--ignore-nodes")
-    with two_replicas(installed, kubeconfig, tmp_path, *options) as (replicas, proxy):
+    with two_replicas(installed, kubeconfig, namespace, tmp_path, *options) as (replicas, proxy):
         before = tls(kube, installed)
         numbers, outcomes, over = itertools.count(), [], threading.Event()
 
@@ -77,7 +77,7 @@ def test_a_killed_replica_costs_the_calls_that_it_had(
     answering, and those that are still led to it. From the moment at which it is no endpoint any more, none (T53)."""
     installed = Installed(kube, timeout_seconds=CALL_SECONDS)
     options = (*installed.options(), *ROTATION, "--ignore-nodes")
-    with two_replicas(installed, kubeconfig, tmp_path, *options) as (replicas, proxy):
+    with two_replicas(installed, kubeconfig, namespace, tmp_path, *options) as (replicas, proxy):
         numbers, over = itertools.count(), threading.Event()
         outcomes: list[tuple[float, float, str]] = []  # when it began and ended, what became of it
         killed: list[float] = []  # when, and when no connection was led there any more
@@ -105,17 +105,17 @@ def test_a_killed_replica_costs_the_calls_that_it_had(
         print(
             f"{len(outcomes)} creates, {len(lost)} lost; {proxy.turned_away} turned away in {killed[1] - killed[0]:.2f} s"
         )
-        assert all("failed calling webhook" in outcome for *_, outcome in lost), lost
+        assert all("failed calling webhook" in outcome for *_, outcome in lost), (lost, proxy.notes)
         assert len(lost) <= THREADS + proxy.turned_away, "what it was answering, and what was led to it afterwards"
-        assert [ended for _, ended, _ in lost if ended < killed[0]] == [], "none before"
+        assert [ended for _, ended, _ in lost if ended < killed[0]] == [], ("none before", lost, proxy.notes)
         assert [began for began, _, _ in lost if began > killed[1]] == [], "the next calls are answered"
 
 
 @contextmanager
 def two_replicas(
-    installed: Installed, kubeconfig: Path, folder: Path, *options: str
+    installed: Installed, kubeconfig: Path, namespace: str, folder: Path, *options: str
 ) -> Iterator[tuple[list[WebhookProcess], Proxy]]:
-    """Ready, and behind the installed configuration."""
+    """Ready, endpoints, and asked by the API server: each of the three hears of the one before a moment later."""
     with ExitStack() as stack:
         replicas = [stack.enter_context(webhook_process(kubeconfig, folder / f"{i}.log", *options)) for i in range(2)]
         proxy = stack.enter_context(Proxy(list(replicas)))
@@ -123,6 +123,9 @@ def two_replicas(
         installed.apply(proxy.port)
         for replica in replicas:
             wait_ready(replica)
+        _wait(lambda: all(proxy.leads_to(replica) for replica in replicas))
+        tries = itertools.count(-5, -5)  # no name of the storm
+        _wait(lambda: _create(installed.kube, namespace, next(tries)) == REFUSED)
         yield replicas, proxy
 
 
