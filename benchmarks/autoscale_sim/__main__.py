@@ -2,10 +2,12 @@
 
     python -m benchmarks.autoscale_sim --all [--json FILE] [--plots FOLDER] [--markdown FILE]
     python -m benchmarks.autoscale_sim --trace azure_code --policy ours hpa [--seeds 2]
+    python -m benchmarks.autoscale_sim --hindsight servegen [--seed 0] [--interval 600] [--free-starts]
 
 Figures per trace t and policy p, means over the seeds, each with `_ci95`: t.p.attainment, t.p.accelerator_hours,
 t.p.underrun_free, t.p.scale_events, t.p.max_waiting; t.saving_at_equal_attainment, t.ours_on_pareto_front,
 t.hours_over_oracle; calibration.<row>.ttfp_error and .rtf_error. Without arguments: one seed of every pair.
+--hindsight: the fewest hours that one set of counts per interval can have that knows the trace (see hindsight.py).
 """
 
 from __future__ import annotations
@@ -14,16 +16,20 @@ import argparse
 import multiprocessing
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from benchmarks._report import machine, report
 from benchmarks.autoscale_sim.calibrate import TOLERANCE, calibration
+from benchmarks.autoscale_sim.hindsight import best_counts, problem_of
 from benchmarks.autoscale_sim.plots import front, timeline
-from benchmarks.autoscale_sim.runs import POLICIES, Result, run_job
+from benchmarks.autoscale_sim.runs import POLICIES, TAIL_SECONDS, Result, run_job
+from benchmarks.autoscale_sim.stack import DOCUMENTED
 from benchmarks.autoscale_sim.summary import figures, markdown, rows
-from benchmarks.autoscale_sim.workload import MAIN, TRACES_BY_NAME
+from benchmarks.autoscale_sim.workload import MAIN, TRACES_BY_NAME, requests_of
 
 SEEDS = 5
 PROCESSES = 2
@@ -36,12 +42,44 @@ def _done(file: Path | None, jobs: list[tuple[str, str, int]]) -> list[Result]:
     return [r for r in found if (r.trace, r.policy, r.seed) in set(jobs)]
 
 
+def _look_back(options: argparse.Namespace, described: Mapping[str, Any]) -> int:
+    trace, started = TRACES_BY_NAME[options.hindsight], time.monotonic()
+    requests = requests_of(trace, options.seed)
+    problem = problem_of(
+        DOCUMENTED,
+        requests,
+        trace.ttfp_seconds,
+        requests[-1].arrived + TAIL_SECONDS,
+        interval=options.interval,
+        attainment=options.attainment,
+        paid=not options.free_starts,
+    )
+    found = best_counts(problem)
+    for index, counts in enumerate(found.schedule):
+        print(f"{index * options.interval:>8.0f} s  " + " ".join(f"{n:>3}" for n in counts))
+    prefix = f"{trace.name}.hindsight"
+    figures = {
+        f"{prefix}.accelerator_hours": round(found.hours, 3),
+        f"{prefix}.attainment": round(found.attainment, 5),
+        f"{prefix}.floor_hours": round(found.floor, 3),
+        f"{prefix}.cells": float(found.cells),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    report("autoscale_sim", described, figures, options.json)
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.autoscale_sim", description=__doc__)
     parser.add_argument("--all", action="store_true", help=f"every trace and policy with {SEEDS} seeds")
     parser.add_argument("--trace", nargs="+", default=list(MAIN), choices=TRACES_BY_NAME)
     parser.add_argument("--policy", nargs="+", default=list(POLICIES), choices=POLICIES)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--hindsight", metavar="TRACE", choices=TRACES_BY_NAME)
+    parser.add_argument("--seed", type=int, default=0, help="of --hindsight")
+    parser.add_argument("--interval", type=float, default=600.0, help="of --hindsight, seconds")
+    parser.add_argument("--attainment", type=float, default=0.958, help="of --hindsight")
+    parser.add_argument("--free-starts", action="store_true", help="of --hindsight: replicas are there at once")
     parser.add_argument("--processes", type=int, default=PROCESSES)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--runs", type=Path, help="file that keeps each run; what it has already is not run again")
@@ -49,6 +87,8 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, help="file for the tables of the documentation")
     options = parser.parse_args()
     described, started = machine(), time.monotonic()
+    if options.hindsight is not None:
+        return _look_back(options, described)
     reproduced = calibration()
     print("published row                       TTFP ms  published      RTF  published")
     for r in reproduced:
