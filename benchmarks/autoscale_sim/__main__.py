@@ -26,7 +26,7 @@ from benchmarks._report import machine, report
 from benchmarks.autoscale_sim.calibrate import TOLERANCE, calibration
 from benchmarks.autoscale_sim.hindsight import best_counts, problem_of
 from benchmarks.autoscale_sim.plots import front, timeline
-from benchmarks.autoscale_sim.runs import POLICIES, TAIL_SECONDS, Result, run_job
+from benchmarks.autoscale_sim.runs import FOR_COMPARISON, POLICIES, TAIL_SECONDS, Result, run_job
 from benchmarks.autoscale_sim.stack import DOCUMENTED
 from benchmarks.autoscale_sim.summary import figures, markdown, rows
 from benchmarks.autoscale_sim.workload import MAIN, TRACES_BY_NAME, requests_of
@@ -73,7 +73,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.autoscale_sim", description=__doc__)
     parser.add_argument("--all", action="store_true", help=f"every trace and policy with {SEEDS} seeds")
     parser.add_argument("--trace", nargs="+", default=list(MAIN), choices=TRACES_BY_NAME)
-    parser.add_argument("--policy", nargs="+", default=list(POLICIES), choices=POLICIES)
+    parser.add_argument("--policy", nargs="+", default=list(POLICIES), choices=(*POLICIES, *FOR_COMPARISON))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--hindsight", metavar="TRACE", choices=TRACES_BY_NAME)
     parser.add_argument("--seed", type=int, default=0, help="of --hindsight")

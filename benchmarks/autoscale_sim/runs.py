@@ -80,6 +80,7 @@ def make_policy(name: str, trace: Trace, seed: int, requests: Sequence[Request])
         "dynamo_load": lambda: baselines.Dynamo(stack, throughput=False),
         "dynamo_throughput_load": lambda: baselines.Dynamo(stack, throughput=True),
         "ratio_coupled": lambda: baselines.RatioCoupled(mean),
+        "told": baselines.Told,
         "oracle": lambda: baselines.Planned(oracle.schedule(stack, requests, until), LAG_SECONDS),
         "ours": lambda: Ours(spec_of(stack, trace.ttfp_seconds, NODES)),
     }
@@ -105,6 +106,7 @@ POLICIES = (
     "oracle",
     "ours",
 )
+FOR_COMPARISON = ("told",)  # not in the tables: found on the trace that it is run on
 
 
 def run(trace_name: str, policy_name: str, seed: int) -> Result:

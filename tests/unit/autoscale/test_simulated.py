@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.autoscale_sim.baselines import Told
 from benchmarks.autoscale_sim.calibrate import TOLERANCE, calibration
 from benchmarks.autoscale_sim.engine import Simulation
 from benchmarks.autoscale_sim.entities import Request
@@ -66,6 +67,15 @@ def test_no_stream_is_cut_when_replicas_leave() -> None:
     simulation.call_at(30.0, lambda: simulation.scale(1, 1))
     simulation.run(600.0)
     assert len(simulation.outcomes) == len(requests)
+
+
+def test_the_rule_that_is_told_the_capacities_follows_the_rate_and_keeps_for_five_minutes() -> None:
+    simulation = Simulation(DOCUMENTED, even(4.0, 240), (1, 1, 1), devices=64, seed=1)
+    seen = []
+    for when in (300.0, 520.0, 700.0):
+        simulation.call_at(when, lambda: seen.append(list(simulation.targets)))
+    drive(simulation, Told(), 720.0)
+    assert seen == [[4, 7, 3], [4, 7, 3], [1, 1, 1]]
 
 
 @pytest.mark.parametrize("reproduced", calibration(), ids=lambda r: r.row.name)
