@@ -1,6 +1,7 @@
 """A real API server with our CRDs for every test below this folder, and a fresh namespace per test.
 
-It is started once a session and takes about ten seconds. Set OMNI_TEST_KUBECONFIG to use one that runs already.
+It is started once a session, takes about ten seconds, and ends with the last of these tests: it would cost those in pods
+a part of a core. Set OMNI_TEST_KUBECONFIG to use one that runs already.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _ESTABLISHED_SECONDS = 30
 _KUBECTL_SECONDS = 30
 HERE = Path(__file__).parent
+STARTED = pytest.StashKey[ExitStack]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,15 +36,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.apiserver)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or not nextitem.path.is_relative_to(HERE):
+        item.session.stash.get(STARTED, ExitStack()).close()
+
+
 @pytest.fixture(scope="session")
-def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def kubeconfig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Kubeconfig of an administrator."""
     if given := os.environ.get("OMNI_TEST_KUBECONFIG"):
         yield Path(given)
         return
     from omni_cluster import control_plane
 
-    with control_plane.start("test", tmp_path_factory.mktemp("control-plane")) as plane:
+    with ExitStack() as started:
+        plane = started.enter_context(control_plane.start("test", tmp_path_factory.mktemp("control-plane")))
+        request.session.stash[STARTED] = started
         yield plane.kubeconfig_path
 
 
