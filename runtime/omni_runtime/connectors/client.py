@@ -14,6 +14,8 @@ from omni_runtime.connectors.api import ConnectorHealth, EdgeEvent, Reservation
 from omni_runtime.connectors.attachment import Attachment
 from omni_runtime.connectors.ipc import SOCKET_NAME, Refusal
 from omni_runtime.connectors.limits import ClientLimits
+from omni_runtime.connectors.neighbours import Neighbours
+from omni_runtime.connectors.node_folder import NodeFolder
 from omni_runtime.connectors.receiver import Events, Receiver
 from omni_runtime.connectors.sender import Sender
 from omni_runtime.connectors.wire import WINDOW_PIECES, ProtocolError, Put
@@ -37,16 +39,24 @@ class SidecarEdgeClient:
     """See connectors.api.EdgeClient. Create it, and use it, inside one running loop."""
 
     def __init__(
-        self, ipc_dir: Path, plan: ResolvedPlan, stage: str, replica: str, limits: ClientLimits | None = None
+        self,
+        ipc_dir: Path,
+        plan: ResolvedPlan,
+        stage: str,
+        replica: str,
+        limits: ClientLimits | None = None,
+        node: NodeFolder | None = None,
     ) -> None:
         self._path = ipc_dir / SOCKET_NAME
         self._plan = plan
         self._attach = wire.Attach(stage, replica, plan.revision, CONTRACT_VERSION)
         self._full_payload = {edge.name for edge in plan.edges if edge.mode == "fullPayload"}
+        self._near = {edge.name for edge in plan.edges if edge.near}
         self._limits = limits or ClientLimits()
         numbers = itertools.count(1)
         self._sender = Sender(self._limits, numbers, self._current, self._attached_soon)
         self._receiver = Receiver(self._limits, numbers)
+        self._neighbours = None if node is None else Neighbours(node, self._attach, self._receiver)
         self._attachment: Attachment | None = None
         self._changed = asyncio.Event()  # attached, refused, or given up
         self._why_not = "not tried yet"
@@ -182,7 +192,7 @@ class SidecarEdgeClient:
                 attachment.on_extent(message)
             case wire.Failed(number, code, text):
                 self._sender.on_failed(number, code, text)
-                self._receiver.on_failed(number, code, text)
+                self._receiver.on_failed(attachment, number, code, text)
             case wire.Pong():
                 attachment.on_pong()
             case _:
@@ -197,6 +207,8 @@ class SidecarEdgeClient:
             self._sender.report()
             if self._attachment is not None:
                 self._attachment.tick(loop.time())
+            if self._neighbours is not None:
+                self._neighbours.tick(loop.time())
 
     # --- streams
 
@@ -208,6 +220,9 @@ class SidecarEdgeClient:
 
     async def open(self, request: str, producer: Producer) -> None:
         attachment = await self._attached_soon()
+        elsewhere = producer.shared_memory_domain != attachment.attached.domain
+        if elsewhere and self._neighbours is not None and producer.edge in self._near:
+            attachment = await self._neighbours.to(producer.shared_memory_domain) or attachment
         if self._sender.is_over(request):
             raise StreamClosed(f"open of {producer.edge}: request {request} is over in this replica")
         withhold = producer.edge in self._full_payload
@@ -257,6 +272,8 @@ class SidecarEdgeClient:
         self._tasks = []
         self._sender.close()
         self._receiver.close()
+        if self._neighbours is not None:
+            self._neighbours.close()
         if self._attachment is not None:
             self._attachment.close()
         self._changed.set()

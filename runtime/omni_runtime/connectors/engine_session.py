@@ -29,6 +29,7 @@ class EngineSession:
         self.session = session
         self.stage = attach.stage
         self.replica = attach.replica
+        self.near = attach.near
         self.channel: FrameChannel | None = None
         self.line = Line()
         self.attached = wire.Attached(session, hub.arena.length, hub.endpoint, hub.domain)

@@ -30,6 +30,7 @@ class Engine(Protocol):
     session: int
     stage: str
     replica: str
+    near: bool
     line: Line
     channel: FrameChannel | None
 
@@ -118,7 +119,9 @@ class Hub:
     def attach(self, engine: Engine) -> None:
         self.engines[engine.session] = engine
         self._leases[engine.session] = {}
-        log.info("engine.attached", stage=engine.stage, replica=engine.replica, session=engine.session)
+        log.info(
+            "engine.attached", stage=engine.stage, replica=engine.replica, session=engine.session, near=engine.near
+        )
 
     def mismatch(self, revision: str, contract_version: int) -> str | None:
         """Why a peer of this revision and contract cannot be served, or None. Revisions never mix."""
@@ -282,8 +285,8 @@ class Hub:
 
     @property
     def idle(self) -> bool:
-        """Nothing is attached and nothing is on its way: the sidecar may exit."""
-        return not self.engines and not len(self.table) and not len(self.ledger)
+        """No engine of this pod is attached and nothing is on its way: the sidecar may exit."""
+        return all(e.near for e in self.engines.values()) and not len(self.table) and not len(self.ledger)
 
     @property
     def remote_streams(self) -> int:

@@ -152,6 +152,8 @@ class Receiver:
     def on_put(self, attachment: Attachment, put: Put, body: bytes) -> None:
         wire.check_body(put, len(body))
         stream = self._ports.get(put.stream)
+        if stream is not None and stream.attachment is not attachment:
+            raise ProtocolError("a piece of a stream that is open at another sidecar")
         if stream is not None and stream.inbound.is_early(put.seq, put.piece):
             attachment.drain_line()  # what belongs before it was sent before it
             stream = self._ports.get(put.stream)
@@ -251,11 +253,16 @@ class Receiver:
         else:
             self._grant(stream, direct=direct)
 
-    def on_failed(self, number: int, code: str, message: str) -> None:
+    def on_failed(self, attachment: Attachment, number: int, code: str, message: str) -> None:
+        stream = self._ports.get(number)
+        if stream is None or stream.attachment is not attachment:
+            return
+        attachment.drain_line()
         if number in self._ports:
-            self._ports[number].attachment.drain_line()
-        if number in self._ports:
-            self._fail(self._ports[number], code, message)
+            self._fail(stream, code, message)
+
+    def uses(self, attachment: Attachment) -> bool:
+        return any(stream.attachment is attachment for stream in self._ports.values())
 
     def sidecar_lost(self, attachment: Attachment, reason: str) -> None:
         for stream in [s for s in self._ports.values() if s.attachment is attachment]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -27,6 +28,7 @@ from omni_runtime.connectors.ipc import IpcServer
 from omni_runtime.connectors.links import PeerLinks
 from omni_runtime.connectors.metrics import SidecarMetrics
 from omni_runtime.connectors.mooncake import START_SECONDS, Mooncake, MooncakeOptions, MooncakeUnavailable
+from omni_runtime.connectors.node_folder import NodeFolder
 from omni_runtime.connectors.outbound import PeerListener
 from omni_runtime.connectors.probes import ProbeServer, Response, text
 from omni_runtime.connectors.streams import Limits
@@ -55,6 +57,7 @@ class SidecarOptions:
     lease_seconds: float = 300.0
     grace_seconds: float = 600.0
     mooncake: MooncakeOptions = field(default_factory=MooncakeOptions)
+    node_dir: Path | None = None  # folder of the node through which engines of other pods attach
 
 
 class Sidecar:
@@ -106,6 +109,20 @@ class Sidecar:
         ipc = IpcServer(options.ipc_dir, self.arena.fd, partial(engine_session.accept, self.hub), self.hub.line_to)
         ipc.start()
         parts.push_async_callback(ipc.close)
+        if options.node_dir is not None:
+            self._serve_neighbours(NodeFolder(options.node_dir, self._keys).of(options.domain), parts)
+
+    def _serve_neighbours(self, folder: Path, parts: AsyncExitStack) -> None:
+        """Without it their streams go over the network: slower, but they go."""
+        ipc = IpcServer(folder, self.arena.fd, partial(engine_session.accept, self.hub), self.hub.line_to)
+        parts.callback(_remove_empty, folder)
+        parts.push_async_callback(ipc.close)
+        try:
+            if not folder.parent.is_dir():
+                raise NotADirectoryError(f"no folder {folder.parent}")
+            ipc.start()
+        except OSError as error:
+            log.warning("neighbours.unavailable", folder=str(folder.parent), reason=str(error), instead="the network")
 
     async def _start_mooncake(self, parts: AsyncExitStack) -> None:
         """Without it the edges go over TCP: slower, but they go."""
@@ -168,6 +185,11 @@ class Sidecar:
         return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", self.metrics.render()
 
 
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m omni_runtime.connectors.sidecar", description=__doc__)
     parser.add_argument("--plan", type=Path, required=True, help="plan.json")
@@ -184,6 +206,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lease-seconds", type=float, default=300.0, help="a stream without movement is an orphan")
     parser.add_argument("--grace-seconds", type=float, help="drain at most so long; default: the plan's drain timeout")
     protocol = os.environ.get("OMNI_MOONCAKE_PROTOCOL", "tcp")
+    parser.add_argument("--node-dir", type=Path, help="folder of the node, for engines of other pods on it")
     parser.add_argument(
         "--mooncake-protocol", choices=["tcp", "rdma"], default=protocol, help="$OMNI_MOONCAKE_PROTOCOL"
     )
@@ -226,6 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             http_host=args.http_host,
             http_port=args.http_port,
             lease_seconds=args.lease_seconds,
+            node_dir=args.node_dir,
             mooncake=MooncakeOptions(args.mooncake_protocol, args.mooncake_device),
             grace_seconds=plan.drain_timeout_seconds if args.grace_seconds is None else args.grace_seconds,
         )

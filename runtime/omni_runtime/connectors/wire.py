@@ -197,10 +197,13 @@ class Fetched(_Message, frozen=True, tag=11):
 
 
 class Attach(_Message, frozen=True, tag=20):
+    """`near`: an engine of another pod on this node (`neighbours`); it holds up nobody's end."""
+
     stage: _Id
     replica: _Id
     revision: Annotated[str, Meta(max_length=64)]
     contract_version: _U32
+    near: bool = False
 
 
 class Bind(_Message, frozen=True, tag=21):

@@ -105,6 +105,7 @@ class EdgePlan(msgspec.Struct, frozen=True):
     frames: int
     left_context_frames: int
     sizing: str = "fixed"  # fixed | ramp | adaptive: how chunks grow from initial_frames to frames
+    near: bool = False  # both profiles allow a folder of the node: SharedMemory where both pods are on one node
 
     @property
     def name(self) -> str:

@@ -42,6 +42,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--entry-host", required=True, help="name(s) of the entry's headless Service, comma-separated")
     parser.add_argument("--entry-port", type=int, default=ENTRY_CONTROL_PORT)
     parser.add_argument("--ipc-dir", type=Path, required=True)
+    parser.add_argument("--node-dir", type=Path, help="folder of the node, to reach sidecars of other pods on it")
     parser.add_argument("--http-port", type=int, default=ENGINE_HTTP_PORT)
     parser.add_argument("--models-dir", type=Path, default=None)
     parser.add_argument("--log-level", default="INFO")
@@ -50,6 +51,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 async def _main(args: argparse.Namespace, build: BuildEngine | None) -> int:
     from omni_runtime.connectors.client import SidecarEdgeClient
+    from omni_runtime.connectors.node_folder import NodeFolder
     from omni_runtime.models.catalogue import default_models_dir
     from omni_runtime.stages.registry import build_engine
 
@@ -71,8 +73,10 @@ async def _main(args: argparse.Namespace, build: BuildEngine | None) -> int:
         http_port=args.http_port,
         chunk_deadline_s=options.number("chunk_deadline_s", 0.0) or DEFAULT_CHUNK_DEADLINE_S,
     )
-    edges = SidecarEdgeClient(args.ipc_dir, plan, stage.name, args.replica)
-    async with Channels(load_keys(args.curve)) as channels:
+    keys = load_keys(args.curve)
+    node = None if args.node_dir is None else NodeFolder(args.node_dir, keys)
+    edges = SidecarEdgeClient(args.ipc_dir, plan, stage.name, args.replica, node=node)
+    async with Channels(keys) as channels:
         return await Worker(config, engine, edges, channels).run()
 
 

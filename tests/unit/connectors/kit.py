@@ -15,6 +15,7 @@ import pytest
 
 from omni_runtime.connectors.api import ChunkReceived, EdgeEvent, EdgeFailed
 from omni_runtime.connectors.client import ClientLimits, SidecarEdgeClient
+from omni_runtime.connectors.node_folder import NodeFolder
 from omni_runtime.connectors.sidecar import Sidecar, SidecarOptions
 from omni_runtime.deploy.plan import CONTRACT_VERSION, EdgePlan, EntryPlan, ModelRef, ResolvedPlan
 from omni_runtime.protocol.channels import CurveKeys, generate_keys
@@ -28,9 +29,9 @@ MIB = 1 << 20
 MODES = pytest.mark.parametrize("mode", ["same pod", "two pods"])
 
 
-def a_plan(revision: str = "r1", connector: str = "TCP") -> ResolvedPlan:
+def a_plan(revision: str = "r1", connector: str = "TCP", *, near: bool = False) -> ResolvedPlan:
     def edge(source: str, to: str, mode: str) -> EdgePlan:
-        return EdgePlan(source, to, PayloadContract.THINKER_HIDDEN, mode, connector, 1, 1, 0)
+        return EdgePlan(source, to, PayloadContract.THINKER_HIDDEN, mode, connector, 1, 1, 0, near=near)
 
     return ResolvedPlan(
         pipeline="p",
@@ -54,10 +55,12 @@ class Host:
     sidecar: Sidecar
     options: SidecarOptions
     plan: ResolvedPlan
+    keys: CurveKeys
 
     @asynccontextmanager
     async def engine(self, replica: str, *, limits: ClientLimits | None = None) -> AsyncIterator[SidecarEdgeClient]:
-        client = SidecarEdgeClient(self.options.ipc_dir, self.plan, "stage", replica, limits)
+        node = None if self.options.node_dir is None else NodeFolder(self.options.node_dir, self.keys)
+        client = SidecarEdgeClient(self.options.ipc_dir, self.plan, "stage", replica, limits, node)
         await client.connect(5)
         try:
             yield client
@@ -114,7 +117,7 @@ class Site:
         sidecar = Sidecar(plan, keys or self.keys, options)
         await sidecar.start()
         try:
-            yield Host(sidecar, options, plan)
+            yield Host(sidecar, options, plan, keys or self.keys)
         finally:
             await sidecar.close()
 
