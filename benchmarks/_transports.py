@@ -23,8 +23,10 @@ import zmq
 from omni_runtime import eventloop
 from omni_runtime.connectors.api import ChunkReceived
 from omni_runtime.connectors.client import SidecarEdgeClient
+from omni_runtime.connectors.node_folder import NodeFolder
 from omni_runtime.connectors.wire import INLINE_BYTES
 from omni_runtime.deploy.plan import ResolvedPlan, load_plan
+from omni_runtime.protocol.channels import load_keys
 from omni_runtime.protocol.control import Producer
 from omni_runtime.protocol.payload import Payload
 
@@ -259,7 +261,8 @@ def _pause(run: Run, number: int) -> None:
 @contextlib.asynccontextmanager
 async def _client(ipc_dir: Path, root: Path, stage: str) -> AsyncIterator[SidecarEdgeClient]:
     plan: ResolvedPlan = load_plan((root / "plan.json").read_bytes())
-    client = SidecarEdgeClient(ipc_dir, plan, stage, f"{stage}-0")
+    node = NodeFolder(root / "node", load_keys(root / "curve"))
+    client = SidecarEdgeClient(ipc_dir, plan, stage, f"{stage}-0", node=node)
     await client.connect(30)
     eventloop.settle()  # as a stage's process does
     try:

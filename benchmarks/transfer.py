@@ -8,7 +8,8 @@ counts: what else the machine does disturbs all of them alike, and least in the 
 Figures: shm_vs_block_* (SharedMemory against one new shared-memory block per message, copied in and out: times faster),
 shm_vs_queue_*, shm_vs_zmq_* (against multiprocessing.Queue and plain ZeroMQ), shm_us_*, block_us_*, queue_us_*, zmq_us_*
 (microseconds per message while a stream runs), shm_chunk_us_p50, zmq_chunk_us_p50 and chunk_us_p50 (one-way latency of
-4 KiB now and then: within a pod, by plain ZeroMQ, and engine -> sidecar -> sidecar -> engine over TCP), *_chunk_1ms_us_p50 (the
+4 KiB now and then: within a pod, by plain ZeroMQ, and engine -> sidecar -> sidecar -> engine over TCP), near_* (SharedMemory
+between two pods of one node), *_chunk_1ms_us_p50 (the
 same, one every millisecond), hops_us_p50 (now and then by bare sockets through as many processes as between two pods),
 tcp_gbps_64MiB and mooncake_gbps_64MiB (GB/s between two sidecars over loopback); memcpy_gbps, aes_gcm_gbps,
 loopback_gbps and mooncake_engine_gbps (what the machine gives without us, see _ceilings); sidecar_start_s_* and
@@ -63,7 +64,10 @@ def runs(way: Way, number: int) -> list[Run]:
     return [*sized, *(Run(f"{way.name}-{name}-{number}", CHUNK, 300, pause) for name, pause in PAUSES.items())]
 
 
-def plan(connector: str) -> ResolvedPlan:
+def plan(kind: str) -> ResolvedPlan:
+    """Of a connector, or Near: shared memory between two pods of one node."""
+    near = kind == "Near"
+    connector = "TCP" if near else kind
     source, _, to = EDGE.partition("->")
     return ResolvedPlan(
         pipeline="bench",
@@ -72,7 +76,7 @@ def plan(connector: str) -> ResolvedPlan:
         contract_version=CONTRACT_VERSION,
         model=ModelRef("packaged://bench", None, "bench"),
         stages=(),
-        edges=(EdgePlan(source, to, PayloadContract.THINKER_HIDDEN, "asyncChunk", connector, 1, 1, 0),),
+        edges=(EdgePlan(source, to, PayloadContract.THINKER_HIDDEN, "asyncChunk", connector, 1, 1, 0, near=near),),
         entry=EntryPlan("", "", (), "1", "1Gi", 80, 1, (), ()),
         drain_timeout_seconds=5,
         replicas={},
@@ -104,6 +108,8 @@ def sidecar(root: Path, name: str) -> Iterator[Running]:
     command = [sys.executable, "-m", "omni_runtime.connectors.sidecar", "--plan", str(root / "plan.json")]
     command += ["--curve", str(root / "curve"), "--ipc-dir", str(root / name), "--arena-bytes", str(ARENA_BYTES)]
     command += ["--advertise-host", "127.0.0.1", "--domain", name, "--data-host", "127.0.0.1", "--data-port", ports[0]]
+    if (root / "node").is_dir():
+        command += ["--node-dir", str(root / "node")]
     command += ["--http-host", "127.0.0.1", "--http-port", ports[1], "--grace-seconds", "1"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     began = time.monotonic()
@@ -206,6 +212,7 @@ WAYS = (
     Way("block", BlockPerMessage(), tuple(SIZES)),
     Way("queue", Queue(), tuple(SIZES)),
     Way("zmq", PlainZeroMq(), tuple(SIZES)),
+    Way("near", Connector(reserve=True), tuple(SIZES), "pod-a", "pod-b", "Near"),
     Way("tcp", Connector(reserve=True), ("1MiB", "64MiB"), "pod-a", "pod-b", "TCP"),
     Way("mooncake", Connector(reserve=True), ("1MiB", "64MiB"), "pod-a", "pod-b", "Mooncake"),
 )
@@ -222,6 +229,8 @@ def best(rounds: int, ways: tuple[Way, ...], folder: Path, limits: dict[str, flo
             root = folder / kind
             root.mkdir()
             generate_keys(root / "curve")
+            if kind == "Near":
+                (root / "node").mkdir()
             (root / "plan.json").write_bytes(msgspec.json.encode(plan(kind)))
             for name in sorted({end for way in ways if way.plan == kind for end in (way.up, way.down)}):
                 running.setdefault(kind, []).append(stack.enter_context(sidecar(root, name)))
