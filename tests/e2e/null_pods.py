@@ -118,7 +118,8 @@ def _resources(stage: str) -> dict[str, str]:
 
 
 @contextmanager
-def null_pods(kube: Kube) -> Iterator[NullPods]:
+def null_pods(kube: Kube, **profile_spec: Any) -> Iterator[NullPods]:
+    """profile_spec: what their profile has besides."""
     folder = Path(tempfile.mkdtemp(prefix="omni-null-pods-"))
     package = folder / "benchmarks"
     package.mkdir()
@@ -128,7 +129,7 @@ def null_pods(kube: Kube) -> Iterator[NullPods]:
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     name = f"null-{uuid.uuid4().hex[:6]}"
-    spec = kube.get("omniruntimeprofile", "cpu")["spec"]
+    spec = kube.get("omniruntimeprofile", "cpu")["spec"] | profile_spec
     spec["modelCache"] = {"hostPath": str(folder)}
     spec["env"] = [
         *(e for e in spec.get("env", ()) if e["name"] != "PYTHONPATH"),
