@@ -1,4 +1,5 @@
-"""An engine as a process of its own, so that it can be killed: `engine_process.py IPC_DIR PLAN ROLE REQUEST CHUNKS`.
+"""An engine as a process of its own, so that it can be killed: `engine_process.py IPC_DIR PLAN ROLE REQUEST CHUNKS
+[NODE_DIR]`.
 
 producer: puts CHUNKS chunks of 200,000 bytes, prints "ready", puts nothing more.
 line: prints "ready", then puts CHUNKS chunks of 2,000 bytes, all but the first on the line, and nothing more.
@@ -14,13 +15,16 @@ from pathlib import Path
 import msgspec
 
 from omni_runtime.connectors.client import SidecarEdgeClient
-from omni_runtime.deploy.plan import ResolvedPlan, load_plan
+from omni_runtime.connectors.node_folder import NodeFolder
+from omni_runtime.deploy.plan import load_plan
+from omni_runtime.protocol.channels import load_keys
 from omni_runtime.protocol.control import Producer
 from tests.unit.connectors.kit import EDGE, has_line, rows, some_bytes, take, until
 
 
-async def main(ipc_dir: Path, plan: ResolvedPlan, role: str, request: str, chunks: int) -> None:
-    client = SidecarEdgeClient(ipc_dir, plan, role, f"{role}-process")
+async def main(ipc_dir: Path, plan: Path, role: str, request: str, chunks: int, node_dir: Path | None) -> None:
+    node = None if node_dir is None else NodeFolder(node_dir, load_keys(plan.parent / "curve"))
+    client = SidecarEdgeClient(ipc_dir, load_plan(plan.read_bytes()), role, f"{role}-process", node=node)
     await client.connect(20)
     held = []
     if role in ("producer", "line"):
@@ -40,4 +44,5 @@ async def main(ipc_dir: Path, plan: ResolvedPlan, role: str, request: str, chunk
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), load_plan(Path(sys.argv[2]).read_bytes()), *sys.argv[3:5], int(sys.argv[5])))
+    node_dir = Path(sys.argv[6]) if len(sys.argv) > 6 else None
+    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:5], int(sys.argv[5]), node_dir))

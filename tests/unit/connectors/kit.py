@@ -82,10 +82,11 @@ class Site:
         (root / "plan.json").write_bytes(msgspec.json.encode(self.plan))
         self.shm = root / "shm"
         self.shm.mkdir()
+        self.node_dir: Path | None = None  # of the node that all pods are on, for processes
 
-    def use(self, connector: str) -> None:
+    def use(self, connector: str, *, near: bool = False) -> None:
         """The edges of this connector, for sidecars that start from now on."""
-        self.plan = a_plan(connector=connector)
+        self.plan = a_plan(connector=connector, near=near)
         (self.root / "plan.json").write_bytes(msgspec.json.encode(self.plan))
 
     def options(self, domain: str, arena_bytes: int = 16 * MIB, **changes: object) -> SidecarOptions:

@@ -16,6 +16,7 @@ import httpx
 import msgspec
 
 from omni_runtime.connectors.client import ClientLimits, SidecarEdgeClient
+from omni_runtime.connectors.node_folder import NodeFolder
 from omni_runtime.protocol.control import Producer
 from tests.unit.connectors.kit import MIB, Site
 
@@ -74,7 +75,8 @@ class Pod:
 
     @asynccontextmanager
     async def engine(self, replica: str, limits: ClientLimits | None = None) -> AsyncIterator[SidecarEdgeClient]:
-        client = SidecarEdgeClient(self.ipc_dir, self.site.plan, "stage", replica, limits)
+        node = None if self.site.node_dir is None else NodeFolder(self.site.node_dir, self.site.keys)
+        client = SidecarEdgeClient(self.ipc_dir, self.site.plan, "stage", replica, limits, node)
         await client.connect(20)
         try:
             yield client
@@ -91,6 +93,7 @@ class Pod:
             role,
             request,
             str(chunks),
+            *(() if self.site.node_dir is None else (str(self.site.node_dir),)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=ENVIRONMENT,
@@ -124,6 +127,7 @@ async def start_sidecar(site: Site, domain: str, *, grace_s: float = 60) -> Pod:
         *("--plan", str(site.root / "plan.json"), "--curve", str(site.root / "curve")),
         *("--ipc-dir", str(site.root / domain), "--shm-dir", str(site.shm), "--arena-bytes", str(16 * MIB)),
         *("--advertise-host", "127.0.0.1", "--domain", domain, "--data-port", str(free_port())),
+        *(() if site.node_dir is None else ("--node-dir", str(site.node_dir))),
         *(
             "--grace-seconds",
             str(grace_s),

@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import itertools
 import signal
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +28,7 @@ LIMITS = ClientLimits(put_deadline_s=3, chunk_deadline_s=3)
 TOLD_SECONDS = 30  # deadlines of 3 s, on a busy machine
 VICTIMS = ("producer", "consumer", "producer's sidecar", "consumer's sidecar")
 ENDS = ("killed", "paused")
-CONNECTORS = ("SharedMemory", "Line", "TCP", "Mooncake")
+CONNECTORS = ("SharedMemory", "Line", "TCP", "Mooncake", "Near")  # Near: shared memory between two pods of one node
 SHARED = ("SharedMemory", "Line")  # Line: chunks so small that they go past the sidecar
 SMALL, LARGE = 2_000, 300_000
 WHOLE = [
@@ -42,13 +44,20 @@ SLICE = [
     ("producer", "killed", 3, "Line"),
     ("consumer", "killed", 3, "Line"),
     ("producer's sidecar", "killed", 3, "Line"),
+    ("producer", "killed", 3, "Near"),
+    ("consumer", "killed", 2, "Near"),
+    ("producer's sidecar", "killed", 2, "Near"),
 ]
 
 
 @asynccontextmanager
 async def pods(site: Site, connector: str) -> AsyncIterator[tuple[Pod, Pod]]:
-    site.use("SharedMemory" if connector in SHARED else connector)
     async with AsyncExitStack() as stack:
+        if connector == "Near":
+            site.node_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="node-")))
+            site.use("TCP", near=True)
+        else:
+            site.use("SharedMemory" if connector in SHARED else connector)
         first = await stack.enter_async_context(a_pod(site, "pod-a"))
         yield first, first if connector in SHARED else await stack.enter_async_context(a_pod(site, "pod-b"))
 
