@@ -16,15 +16,16 @@ import msgspec
 
 from omni_runtime.connectors.client import SidecarEdgeClient
 from omni_runtime.connectors.node_folder import NodeFolder
-from omni_runtime.deploy.plan import load_plan
+from omni_runtime.deploy.plan import ResolvedPlan, load_plan
 from omni_runtime.protocol.channels import load_keys
 from omni_runtime.protocol.control import Producer
 from tests.unit.connectors.kit import EDGE, has_line, rows, some_bytes, take, until
 
 
-async def main(ipc_dir: Path, plan: Path, role: str, request: str, chunks: int, node_dir: Path | None) -> None:
-    node = None if node_dir is None else NodeFolder(node_dir, load_keys(plan.parent / "curve"))
-    client = SidecarEdgeClient(ipc_dir, load_plan(plan.read_bytes()), role, f"{role}-process", node=node)
+async def main(
+    ipc_dir: Path, plan: ResolvedPlan, node: NodeFolder | None, role: str, request: str, chunks: int
+) -> None:
+    client = SidecarEdgeClient(ipc_dir, plan, role, f"{role}-process", node=node)
     await client.connect(20)
     held = []
     if role in ("producer", "line"):
@@ -44,5 +45,6 @@ async def main(ipc_dir: Path, plan: Path, role: str, request: str, chunks: int, 
 
 
 if __name__ == "__main__":
-    node_dir = Path(sys.argv[6]) if len(sys.argv) > 6 else None
-    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:5], int(sys.argv[5]), node_dir))
+    ipc_dir, plan = Path(sys.argv[1]), Path(sys.argv[2])
+    node = NodeFolder(Path(sys.argv[6]), load_keys(plan.parent / "curve")) if len(sys.argv) > 6 else None
+    asyncio.run(main(ipc_dir, load_plan(plan.read_bytes()), node, *sys.argv[3:5], int(sys.argv[5])))
