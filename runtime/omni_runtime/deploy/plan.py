@@ -66,6 +66,7 @@ class StagePlan(msgspec.Struct, frozen=True):
     model_cache_host_path: str | None
     startup_timeout_seconds: int
     probe_period_seconds: int
+    node_local_host_path: str | None = None  # folder of the node that the profile allows
 
 
 class ReplicaBounds(msgspec.Struct, frozen=True):
@@ -105,6 +106,7 @@ class EdgePlan(msgspec.Struct, frozen=True):
     frames: int
     left_context_frames: int
     sizing: str = "fixed"  # fixed | ramp | adaptive: how chunks grow from initial_frames to frames
+    near: bool = False  # both profiles allow a folder of the node: SharedMemory where both pods are on one node
 
     @property
     def name(self) -> str:
