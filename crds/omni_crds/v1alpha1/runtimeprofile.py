@@ -24,6 +24,7 @@ from omni_crds.v1alpha1.graph import ConnectorType, SchedulingSpec
 from omni_crds.v1alpha1.markers import ListMap, ListSet, Rule, rules
 
 ABSOLUTE_PATH = r"^/[!-~]+$"
+HostPath = Annotated[str, Field(min_length=2, max_length=1024, pattern=ABSOLUTE_PATH)]
 RESOURCE_NAME = r"^[a-z0-9][-.a-z0-9]*/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
 ResourceName = Annotated[str, Field(min_length=3, max_length=253, pattern=RESOURCE_NAME)]
 
@@ -123,10 +124,18 @@ class ModelCacheSpec(OmniModel):
 
     persistent_volume_claim: ObjectName | None = None
     """Claim in the namespace of each pipeline, shared by its pods."""
-    host_path: Annotated[str, Field(min_length=2, max_length=1024, pattern=ABSOLUTE_PATH)] | None = None
+    host_path: HostPath | None = None
     """Folder on each node."""
     size_limit: Quantity | None = None
     """Size limit of the emptyDir."""
+
+
+class NodeLocalVolumeSpec(OmniModel):
+    """A folder of each node through which pods on one node share memory."""
+
+    # Pods of all pipelines and tenants that use the profile meet in it, so that none may see what others put there.
+    host_path: HostPath
+    """Folder that exists on every node of the profile. Pods must be able to create files in it and not to list it (mode 1733)."""
 
 
 class ProbesSpec(OmniModel):
@@ -174,6 +183,8 @@ class RuntimeProfileSpec(OmniModel):
     """Which nodes the pods may use."""
     model_cache: ModelCacheSpec | None = None
     """Where downloaded weights live."""
+    node_local_volume: NodeLocalVolumeSpec | None = None
+    """Lets connectors of type Auto share memory between pods on one node. Without it: the network."""
     probes: ProbesSpec | None = None
     """How long engines may take."""
 

@@ -47,6 +47,7 @@ from omni_runtime.deploy.quantity import parse_quantity
 CACHE_MOUNT_PATH = "/var/cache/omni"
 PACKAGED_MODELS_PATH = "/opt/omni/models"
 CLAIM_MOUNT_ROOT = "/models"
+NODE_MOUNT_PATH = "/run/omni-node"
 
 MIB = 1024 * 1024
 # Beside the arena, torch and vLLM keep small segments in /dev/shm; with the 64 MiB default vLLM's CPU build does not start.
@@ -115,6 +116,7 @@ def _sidecar(plan: ResolvedPlan, group: Sequence[StagePlan]) -> JsonObject:
             *("--http-port", str(SIDECAR_HTTP_PORT)),
             *("--advertise-host", "$(POD_IP)"),
             *("--domain", "$(POD_UID)"),
+            *_node_args(plan, group),
         ],
         "env": environment({"HOME": "/tmp"}),  # noqa: S108
         "ports": [
@@ -130,6 +132,7 @@ def _sidecar(plan: ResolvedPlan, group: Sequence[StagePlan]) -> JsonObject:
             *plan_and_keys_mounts(),
             {"name": "ipc", "mountPath": IPC_MOUNT_PATH},
             {"name": "shm", "mountPath": SHM_MOUNT_PATH},
+            *_node_mounts(plan, group),
         ],
     }
 
@@ -153,6 +156,7 @@ def _engine(scope: Scope, plan: ResolvedPlan, group: Sequence[StagePlan], index:
             *("--ipc-dir", IPC_MOUNT_PATH),
             *("--http-port", str(port)),
             *("--models-dir", PACKAGED_MODELS_PATH),
+            *_node_args(plan, group),
         ],
         "env": environment(_engine_env(group, stage)),
         "ports": [{"name": f"http-{index}" if index else "http", "containerPort": port}],
@@ -170,6 +174,7 @@ def _engine(scope: Scope, plan: ResolvedPlan, group: Sequence[StagePlan], index:
             {"name": "ipc", "mountPath": IPC_MOUNT_PATH},
             {"name": "shm", "mountPath": SHM_MOUNT_PATH},
             {"name": "cache", "mountPath": CACHE_MOUNT_PATH},
+            *_node_mounts(plan, group),
             *_model_mounts(plan),
         ],
     }
@@ -226,6 +231,7 @@ def _volumes(scope: Scope, plan: ResolvedPlan, group: Sequence[StagePlan]) -> li
         {"name": "ipc", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(shm)}},
         {"name": "cache", **_cache_source(group[0])},
+        *_node_volumes(plan, group),
         *([{"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}] if claim else []),
     ]
 
@@ -236,6 +242,27 @@ def _cache_source(leader: StagePlan) -> JsonObject:
     if leader.model_cache_host_path:
         return {"hostPath": {"path": leader.model_cache_host_path, "type": "DirectoryOrCreate"}}
     return {"emptyDir": {}}
+
+
+def _node_folder(plan: ResolvedPlan, group: Sequence[StagePlan]) -> str | None:
+    """Folder of the node through which the pod reaches neighbours; None: it has no edge that may go that way."""
+    members = {stage.name for stage in group}
+    near = any(edge.near and members & {edge.source, edge.to} for edge in plan.edges)
+    return group[0].node_local_host_path if near else None
+
+
+def _node_args(plan: ResolvedPlan, group: Sequence[StagePlan]) -> list[str]:
+    return ["--node-dir", NODE_MOUNT_PATH] if _node_folder(plan, group) else []
+
+
+def _node_mounts(plan: ResolvedPlan, group: Sequence[StagePlan]) -> list[JsonObject]:
+    return [{"name": "node", "mountPath": NODE_MOUNT_PATH}] if _node_folder(plan, group) else []
+
+
+def _node_volumes(plan: ResolvedPlan, group: Sequence[StagePlan]) -> list[JsonObject]:
+    """The folder has to exist: one that the kubelet made would belong to root, and no pod could write there."""
+    path = _node_folder(plan, group)
+    return [{"name": "node", "hostPath": {"path": path, "type": "Directory"}}] if path else []
 
 
 def _unique(items: Sequence[dict[str, str]]) -> list[dict[str, str]]:

@@ -37,7 +37,7 @@ def render(resolved: ResolvedPlan, *, origins: bool = False) -> Iterable[str]:
             (
                 f"{edge.source} -> {edge.to}",
                 str(edge.payload),
-                edge.connector,
+                f"{edge.connector}, SharedMemory on one node" if edge.near else edge.connector,
                 edge.mode,
                 _chunks(edge),
             )

@@ -64,6 +64,7 @@ def resolve_edge(
         frames=chunks.frames,
         left_context_frames=chunks.left_context_frames,
         sizing=_sizing(node, key, origins).value,
+        near=_near(node, source, to, profiles, target),
     )
 
 
@@ -135,6 +136,31 @@ def _sizing(node: EdgeNode, key: str, origins: Origins) -> ChunkSizing:
     return origins.pick(f"{key}.sizing", [(PIPELINE, asked)], ChunkSizing.FIXED)
 
 
+def _explicit(node: EdgeNode) -> ConnectorType | None:
+    """The connector that the user names; None where the choice is ours."""
+    asked = node.spec.connector.type if node.spec and node.spec.connector else None
+    return None if asked is ConnectorType.AUTO else asked
+
+
+def _together(source: StagePlan, to: StagePlan, target: Target) -> bool:
+    return target == "local" or source.pod_group == to.pod_group
+
+
+def _offered(stage: StagePlan, profiles: Mapping[str, OmniRuntimeProfile]) -> tuple[ConnectorType, ...]:
+    return profiles[stage.profile].spec.connectors or _EVERYWHERE
+
+
+def _near(
+    node: EdgeNode, source: StagePlan, to: StagePlan, profiles: Mapping[str, OmniRuntimeProfile], target: Target
+) -> bool:
+    """Whether two pods of the edge that happen to be on one node may share memory through a folder of it."""
+    if _explicit(node) is not None or _together(source, to, target):
+        return False
+    if source.node_local_host_path is None or source.node_local_host_path != to.node_local_host_path:
+        return False
+    return all(ConnectorType.SHARED_MEMORY in _offered(stage, profiles) for stage in (source, to))
+
+
 def _connector(
     node: EdgeNode,
     source: StagePlan,
@@ -149,13 +175,11 @@ def _connector(
 
     A platform team lists Mooncake where RDMA works. `omni run` starts all stages on one machine.
     """
-    asked = node.spec.connector.type if node.spec and node.spec.connector else None
-    together = target == "local" or source.pod_group == to.pod_group
-    offers = [profiles[stage.profile].spec.connectors or _EVERYWHERE for stage in (source, to)]
+    explicit, together = _explicit(node), _together(source, to, target)
+    offers = [_offered(stage, profiles) for stage in (source, to)]
     fitting = ConnectorType.SHARED_MEMORY if together else ConnectorType.TCP
     if not together and all(ConnectorType.MOONCAKE in offered for offered in offers):
         fitting = ConnectorType.MOONCAKE
-    explicit = None if asked is ConnectorType.AUTO else asked
     chosen = origins.pick(f"{key}.connector", [(PIPELINE, explicit)], fitting)
     path = f"{node.path}.connector.type"
     if chosen is ConnectorType.SHARED_MEMORY and not together:

@@ -66,6 +66,7 @@ class StagePlan(msgspec.Struct, frozen=True):
     model_cache_host_path: str | None
     startup_timeout_seconds: int
     probe_period_seconds: int
+    node_local_host_path: str | None = None  # folder of the node that the profile allows
 
 
 class ReplicaBounds(msgspec.Struct, frozen=True):

@@ -75,9 +75,9 @@ def resolve_stage(
             f"{node.path}.engineArgs[name=enable_sleep_mode]", "true", problem, "remove it, or scale the stage down"
         )
     images, cache, probes = profile.spec.images, profile.spec.model_cache, profile.spec.probes
-    for field in ("image", "connectorImage", "env", "probes", "modelCache"):
+    for field in ("image", "connectorImage", "env", "probes", "modelCache", "nodeLocalVolume"):
         origins.note(f"{key}.{field}", from_profile)
-    probes = probes or ProbesSpec()
+    probes, node_local = probes or ProbesSpec(), profile.spec.node_local_volume
     return StagePlan(
         name=node.name,
         engine=template.engine,
@@ -105,6 +105,7 @@ def resolve_stage(
         model_cache_host_path=cache.host_path if cache else None,
         startup_timeout_seconds=probes.startup_timeout_seconds,
         probe_period_seconds=probes.period_seconds,
+        node_local_host_path=node_local.host_path if node_local else None,
     )
 
 

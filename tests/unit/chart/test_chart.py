@@ -267,6 +267,12 @@ class TestProfiles:
             )
             assert spec.items() <= parsed.items()
 
+    def test_one_may_name_a_folder_of_its_nodes(self) -> None:
+        folder = rendered("--set", "profiles.cuda.nodeLocalVolume.hostPath=/run/omni")
+        found = {p["metadata"]["name"]: p["spec"] for p in of_kind(folder, "OmniRuntimeProfile")}
+        assert found["cuda"]["nodeLocalVolume"] == {"hostPath": "/run/omni"}
+        assert "nodeLocalVolume" not in found["cpu"]
+
     def test_one_can_be_the_default(self) -> None:
         found = {
             p["metadata"]["name"]: p["spec"]
@@ -307,6 +313,8 @@ def test_image_references(options: tuple[str, ...], image: str) -> None:
         ("profiles.cpu.vendor=arm", "vendor"),
         ("profiles.cpu.deviceClass=x", "deviceClass"),
         ("profiles.Cpu.enabled=true", "Cpu"),
+        ("profiles.cpu.nodeLocalVolume.hostPath=run/omni", "hostPath"),
+        ("profiles.cpu.nodeLocalVolume.path=/run/omni", "nodeLocalVolume"),
         ("profiles.cpu.image=cpuu", "images.cpuu is not set"),
         ("defaultProfile=gpu", "not one of profiles: cpu, cuda, npu, rocm"),
         ("crds.upgradeJob=maybe", "upgradeJob"),

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from omni_crds import SCHEMA_VERSION, SCHEMA_VERSION_ANNOTATION, schema_is_outdated
 from omni_crds.__main__ import CRD_FOLDER, REFERENCE, generated_crds, main
 from omni_crds.crd import KINDS, Kind, build_crd, build_schema
 from omni_crds.docs import render_reference
 from omni_crds.v1alpha1.pipeline import PayloadKind
+from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_runtime.topology.types import EngineKind, PayloadContract
 
 Schema = dict[str, Any]
@@ -198,6 +200,17 @@ def test_payload_kinds_are_those_of_the_runtime() -> None:
 def test_every_engine_of_the_runtime_can_be_named() -> None:
     schema = build_schema(KINDS[0])["properties"]["spec"]["properties"]["stages"]["items"]["properties"]["engine"]
     assert all(len(kind.value) <= schema["maxLength"] for kind in EngineKind)
+
+
+@pytest.mark.parametrize("field", ["modelCache", "nodeLocalVolume"])
+@pytest.mark.parametrize("path", ["run/omni", "/", "/a b", ""])
+def test_folders_of_nodes_are_absolute(field: str, path: str) -> None:
+    """A relative path would be a pod that the API server refuses, of a profile that it took."""
+    spec = {"vendor": "cpu", "images": {"runtime": "x"}, "deviceClasses": [{"name": "cpu", "memory": "1Gi"}]}
+    OmniRuntimeProfile.model_validate({"spec": {**spec, field: {"hostPath": "/run/omni"}}})
+    with pytest.raises(ValidationError) as refused:
+        OmniRuntimeProfile.model_validate({"spec": {**spec, field: {"hostPath": path}}})
+    assert [e["loc"] for e in refused.value.errors()] == [("spec", field, "hostPath")]
 
 
 # ------------------------------------------------------------------------------------------ schema version (T58)

@@ -48,6 +48,20 @@ PROFILES = {
              deviceClasses: [{name: nvidia-h100-80gb, resourceName: nvidia.com/gpu, memory: 80Gi}]}
             """,
         ),
+        *(
+            a_profile(
+                name,
+                f"{{vendor: nvidia, images: {{runtime: omni-cuda}}, nodeLocalVolume: {{hostPath: {folder}}}, "
+                f"connectors: [{connectors}], "
+                "deviceClasses: [{name: nvidia-h100-80gb, resourceName: nvidia.com/gpu, memory: 80Gi}]}",
+            )
+            for name, folder, connectors in (
+                ("near", "/run/omni", "SharedMemory, TCP"),
+                ("near-rdma", "/run/omni", "SharedMemory, TCP, Mooncake"),
+                ("near-elsewhere", "/dev/shm/omni", "SharedMemory, TCP"),
+                ("near-tcp-only", "/run/omni", "TCP"),
+            )
+        ),
         a_profile(
             "upstream",
             """

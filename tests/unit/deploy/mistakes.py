@@ -19,7 +19,7 @@ CASES = [
     ),
     pytest.param(
         QWEN + "stages: [{name: talker, runtimeProfile: rocm}]",
-        "spec.stages[0].runtimeProfile", "rocm", "no OmniRuntimeProfile", "cpu, cuda, rdma, tcp-only, upstream",
+        "spec.stages[0].runtimeProfile", "rocm", "no OmniRuntimeProfile", "cpu, cuda, near, near-elsewhere, near-rdma, near-tcp-only, rdma, tcp-only, upstream",
         id="unknown profile of a stage",
     ),
     pytest.param(

@@ -9,7 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from omni_operator.cli.plan import app
+from omni_runtime.cli.plan import render
 from omni_runtime.deploy.plan import load_plan
+from tests.unit.deploy.builders import QWEN, resolved
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -24,6 +26,15 @@ def test_table() -> None:
     edge = next(line for line in lines if line.startswith("talker -> code2wav"))
     assert " ".join(edge.split()) == "talker -> code2wav codec_frames SharedMemory asyncChunk 4 / 25 / 28"
     assert any(line.split() == ["stages.thinker.cpu", "pipeline"] for line in lines)
+
+
+def test_a_connector_that_depends_on_the_nodes_says_so() -> None:
+    near = resolved(QWEN + "runtimeProfile: near\nedges: [{from: thinker, to: talker, connector: {type: TCP}}]")
+    rows = [" ".join(line.split()) for line in render(near) if " -> " in line]
+    assert rows == [
+        "thinker -> talker thinker_hidden TCP asyncChunk as produced",
+        "talker -> code2wav codec_frames TCP, SharedMemory on one node asyncChunk 4 / 25 / 28",
+    ]
 
 
 def test_json_is_the_plan() -> None:

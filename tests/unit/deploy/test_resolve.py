@@ -8,6 +8,7 @@ from omni_runtime.deploy.plan import ReplicaBounds, canonical_json, load_plan, r
 from omni_runtime.topology.types import Modality
 from tests.unit.deploy.builders import CUSTOM, QWEN, SMOL, resolved
 
+HIDDEN, THINKER = "{from: thinker, to: talker", "{name: thinker, runtimeProfile"
 SPEECH_POD = "stages: [{name: talker, podGroup: speech}, {name: code2wav, podGroup: speech}]"
 
 
@@ -108,6 +109,33 @@ class TestPods:
         assert [e.connector for e in one_end.edges] == ["TCP", "TCP"]
         asked = "edges: [{from: thinker, to: talker, connector: {type: TCP}}]"
         assert resolved(QWEN + "runtimeProfile: rdma\n" + asked).edges[0].connector == "TCP"
+
+    @pytest.mark.parametrize(
+        ("spec", "edges"),
+        [
+            pytest.param("", "TCP near, TCP near", id="nothing said"),
+            pytest.param(f"edges: [{HIDDEN}, connector: {{type: Auto}}}}]", "TCP near, TCP near", id="Auto"),
+            pytest.param(f"edges: [{HIDDEN}, connector: {{type: TCP}}}}]", "TCP, TCP near", id="TCP asked for"),
+            pytest.param(f"stages: [{THINKER}: near-rdma}}]", "TCP near, TCP near", id="two profiles, one folder"),
+            pytest.param(f"stages: [{THINKER}: near-elsewhere}}]", "TCP, TCP near", id="another folder"),
+            pytest.param(f"stages: [{THINKER}: cuda}}]", "TCP, TCP near", id="one profile without"),
+            pytest.param(f"stages: [{THINKER}: near-tcp-only}}]", "TCP, TCP near", id="no shared memory in a profile"),
+            pytest.param(SPEECH_POD, "TCP near, SharedMemory", id="in one pod"),
+            pytest.param("runtimeProfile: near-rdma", "Mooncake near, Mooncake near", id="Mooncake between nodes"),
+            pytest.param("runtimeProfile: cuda", "TCP, TCP", id="no profile with one"),
+        ],
+    )
+    def test_auto_shares_memory_on_a_node_where_both_profiles_allow_one_folder(self, spec: str, edges: str) -> None:
+        """Both ends must see the same files: else the consumer would look for a socket that is not there (R62)."""
+        plan = resolved(f"{QWEN}runtimeProfile: near\n{spec}")
+        assert ", ".join(f"{e.connector} near" if e.near else e.connector for e in plan.edges) == edges
+
+    def test_the_folder_of_the_node_is_part_of_the_revision(self) -> None:
+        near, elsewhere = (resolved(f"{QWEN}runtimeProfile: {name}") for name in ("near", "near-elsewhere"))
+        assert {s.node_local_host_path for s in near.stages} == {"/run/omni"}
+        assert near.origins["stages.thinker.nodeLocalVolume"] == "profile near"
+        assert all(not e.near for e in resolved(f"{QWEN}runtimeProfile: near", target="local").edges)
+        assert near.revision != elsewhere.revision
 
     def test_one_machine_shares_memory_everywhere_unless_told_otherwise(self) -> None:
         assert {e.connector for e in resolved(QWEN, target="local").edges} == {"SharedMemory"}

@@ -39,7 +39,7 @@ def _maybe(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]
 
 SCALING = st.fixed_dictionaries({"minReplicas": st.integers(0, 5), "maxReplicas": st.integers(1, 5)})
 STAGE_FIELDS = {
-    "runtimeProfile": st.sampled_from(["cpu", "cuda", "tcp-only", "upstream", "gone"]),
+    "runtimeProfile": st.sampled_from(["cpu", "cuda", "tcp-only", "near", "upstream", "gone"]),
     "podGroup": st.sampled_from(["g", "h"]),
     "replicas": st.integers(0, 1000),
     "scaling": SCALING,

@@ -149,6 +149,43 @@ def test_model_volumes() -> None:
     assert {"name": "model", "mountPath": "/models/weights", "readOnly": True} in mounts
 
 
+NODE_VOLUME = {"name": "node", "hostPath": {"path": "/run/omni", "type": "Directory"}}
+NODE_MOUNT = {"name": "node", "mountPath": "/run/omni-node"}
+
+
+class TestFolderOfTheNode:
+    def users(self, leader: str, *, folder: bool = True, **spec: Any) -> list[str]:
+        """Containers of the pod that see the folder; the pod has either all of it or nothing of it."""
+        body = a_profile()
+        if folder:
+            body["spec"]["nodeLocalVolume"] = {"hostPath": "/run/omni"}
+        pipeline = OmniPipeline.model_validate(a_pipeline(**spec))
+        resolved = resolve(pipeline, {"cpu": OmniRuntimeProfile.model_validate(body)}, target="kubernetes")
+        pod = stage_pod(resolved, leader)
+        containers = [*pod["initContainers"], *pod["containers"]]
+        mounted = [c["name"] for c in containers if NODE_MOUNT in c["volumeMounts"]]
+        told = [c["name"] for c in containers if "--node-dir" in c["args"]]
+        for container in containers:
+            args = container["args"]
+            assert [args[i + 1] for i, a in enumerate(args) if a == "--node-dir"] in ([], ["/run/omni-node"])
+        assert mounted == told
+        assert [v for v in pod["volumes"] if "hostPath" in v] == ([NODE_VOLUME] if mounted else [])
+        return mounted
+
+    def test_both_ends_of_an_edge_have_it_in_every_container(self) -> None:
+        """The kubelet must not make it (type Directory): a folder of root's refuses every pod, and none would say so."""
+        assert [self.users(leader) for leader in ("thinker", "talker", "code2wav")] == 3 * [["connector", "engine"]]
+        assert self.users("talker", stages=VOICE) == ["connector", "engine", "engine-code2wav"]
+
+    def test_pods_without_such_an_edge_have_nothing(self) -> None:
+        """T74: a volume of the node only where it is used; other pods stay within the restricted standard."""
+        tcp = [{"from": "thinker", "to": "talker", "connector": {"type": "TCP"}}]
+        assert self.users("thinker", edges=tcp) == []
+        assert self.users("talker", edges=tcp) == ["connector", "engine"]
+        assert self.users("talker", edges=tcp, stages=VOICE) == []
+        assert self.users("talker", folder=False) == []
+
+
 def test_stored_plan_is_what_the_revision_hashes() -> None:
     """The ConfigMap is immutable: replicas and origins, which may change within a revision, stay out."""
     one = plan(stages=[{"name": "talker", "replicas": 1}])

@@ -18,7 +18,7 @@ from omni_webhooks.rules import (
     floating_image,
     follower_scaled,
     full_device,
-    host_path_cache,
+    host_path_volume,
     namespace_taken,
     privileged_scheduling,
     profile_allowed,
@@ -73,7 +73,7 @@ RULES: tuple[AnyRule, ...] = (
     device_vendor.RULE,
     unsupported_runtime.RULE,
     floating_image.RULE,
-    host_path_cache.RULE,
+    host_path_volume.RULE,
     drops_support.RULE,
     profile_in_use.RULE,
     # OmniTenant

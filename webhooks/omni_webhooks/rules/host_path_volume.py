@@ -11,10 +11,11 @@ from omni_webhooks.rules.rule import Advice, Change, Rule
 
 
 def check(change: Change[OmniRuntimeProfile], context: Context) -> Iterator[Advice]:
-    cache = change.new.spec.model_cache
-    if cache is not None and cache.host_path is not None:
-        text = "a hostPath volume is refused in namespaces under the baseline or restricted Pod Security Standard"
-        yield Advice("spec.modelCache.hostPath", text)
+    spec = change.new.spec
+    for field, volume in (("modelCache", spec.model_cache), ("nodeLocalVolume", spec.node_local_volume)):
+        if volume is not None and volume.host_path is not None:
+            text = "a hostPath volume is refused in namespaces under the baseline or restricted Pod Security Standard"
+            yield Advice(f"spec.{field}.hostPath", text)
 
 
-RULE = Rule("HostPathCache", PROFILE, check)
+RULE = Rule("HostPathVolume", PROFILE, check)
