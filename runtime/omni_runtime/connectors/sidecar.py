@@ -205,8 +205,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--data-host", default="0.0.0.0")  # noqa: S104 - other pods dial it
     parser.add_argument("--lease-seconds", type=float, default=300.0, help="a stream without movement is an orphan")
     parser.add_argument("--grace-seconds", type=float, help="drain at most so long; default: the plan's drain timeout")
-    protocol = os.environ.get("OMNI_MOONCAKE_PROTOCOL", "tcp")
     parser.add_argument("--node-dir", type=Path, help="folder of the node, for engines of other pods on it")
+    protocol = os.environ.get("OMNI_MOONCAKE_PROTOCOL", "tcp")
     parser.add_argument(
         "--mooncake-protocol", choices=["tcp", "rdma"], default=protocol, help="$OMNI_MOONCAKE_PROTOCOL"
     )
