@@ -17,7 +17,7 @@ import numpy as np
 from omni_runtime.connectors import payloads, wire
 from omni_runtime.connectors.arena import Arena, SlabPool
 from omni_runtime.connectors.ipc import FrameChannel, dial
-from omni_runtime.connectors.line import Lines, OnDirect, OnRefused, OnRoom
+from omni_runtime.connectors.line import Heard, Lines
 from omni_runtime.connectors.wire import ProtocolError, Slab
 from omni_runtime.protocol.payload import Payload
 
@@ -92,15 +92,13 @@ class Attachment:
         attach: wire.Attach,
         deadline_s: float,
         on_frame: Callable[[Attachment, bytes, bytes], None],
-        on_direct: OnDirect,
-        on_room: OnRoom,
-        on_refused: OnRefused,
+        heard: Callable[[Attachment], Heard],
         on_lost: Callable[[Attachment, str], None],
     ) -> Attachment:
         """Raises OSError, TimeoutError, ProtocolError or ipc.Refusal. The callbacks may come before this returns."""
         sock, attached, arena_fd, line_fd = await dial(path, attach, deadline_s)
         self = cls(attached, arena_fd)
-        self.lines = Lines(path, line_fd, attached.session, on_direct, on_room, on_refused)
+        self.lines = Lines(path, line_fd, attached.session, heard(self))
         channel = FrameChannel(partial(on_frame, self), partial(on_lost, self))
         self._channel = channel
         try:
@@ -122,6 +120,10 @@ class Attachment:
     async def writable(self) -> None:
         if self._channel is not None:
             await self._channel.writable()
+
+    def want_line(self, session: int) -> None:
+        if self.lines is not None:
+            self.lines.want(session)
 
     def flush_line(self) -> None:
         """What is said next by the sidecar comes after what was put on lines."""

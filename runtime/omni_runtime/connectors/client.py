@@ -14,6 +14,7 @@ from omni_runtime.connectors.api import ConnectorHealth, EdgeEvent, Reservation
 from omni_runtime.connectors.attachment import Attachment
 from omni_runtime.connectors.ipc import SOCKET_NAME, Refusal
 from omni_runtime.connectors.limits import ClientLimits
+from omni_runtime.connectors.line import Heard
 from omni_runtime.connectors.neighbours import Neighbours
 from omni_runtime.connectors.node_folder import NodeFolder
 from omni_runtime.connectors.receiver import Events, Receiver
@@ -157,15 +158,20 @@ class SidecarEdgeClient:
             self._attach,
             _DIAL_SECONDS,
             self._on_frame,
-            self._receiver.on_direct,
-            self._sender.on_room,
-            self._sender.on_refused,
+            self._heard,
             on_lost,
         )
         if not await attachment.ping(_DIAL_SECONDS):  # only a sidecar that answers is one
             attachment.close()
             raise TimeoutError(self._why_not if attachment.lost else "it attached this engine and then said nothing")
         return attachment
+
+    def _heard(self, attachment: Attachment) -> Heard:
+        def lost(session: int) -> None:
+            self._sender.line_lost(attachment, session)
+            self._receiver.line_lost(attachment, session)
+
+        return Heard(self._receiver.on_direct, self._sender.on_room, self._sender.on_refused, lost)
 
     def _on_lost(self, attachment: Attachment, reason: str) -> None:
         attachment.end(reason)
@@ -184,6 +190,8 @@ class SidecarEdgeClient:
                 self._sender.on_credit(number, pieces)
             case wire.Paired():
                 self._sender.on_paired(message)
+            case wire.Lined(session):
+                attachment.want_line(session)
             case wire.Freed(slabs):
                 attachment.on_freed(slabs)
             case wire.Squeeze():
@@ -205,6 +213,7 @@ class SidecarEdgeClient:
             self._receiver.check_deadlines(loop.time())
             self._sender.check_deadlines(loop.time())
             self._sender.report()
+            self._receiver.report()
             if self._attachment is not None:
                 self._attachment.tick(loop.time())
             if self._neighbours is not None:
@@ -226,8 +235,9 @@ class SidecarEdgeClient:
         if self._sender.is_over(request):
             raise StreamClosed(f"open of {producer.edge}: request {request} is over in this replica")
         withhold = producer.edge in self._full_payload
-        line = producer.shared_memory_domain == attachment.attached.domain
-        stream = self._receiver.new((request, producer.edge), attachment, withhold=withhold, line=line)
+        far = producer.shared_memory_domain != attachment.attached.domain
+        id = request, producer.edge
+        stream = self._receiver.new(id, producer.replica, attachment, withhold=withhold, far=far)
         attachment.send(
             wire.Open(
                 stream=stream.number,

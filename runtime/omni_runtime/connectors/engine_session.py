@@ -85,7 +85,11 @@ class EngineSession:
                 port = Port(self.session, stream)
                 hub.apply(hub.table.bypassed(port, chunks, time.monotonic(), starved=starved))
             case wire.Taken(stream, pieces):
-                hub.apply(hub.table.taken(Port(self.session, stream), pieces, time.monotonic()))
+                port = Port(self.session, stream)
+                if hub.remote is None or not hub.remote.taken(port, pieces):
+                    hub.apply(hub.table.taken(port, pieces, time.monotonic()))
+            case wire.Received(edge, producer, seconds):
+                hub.received(edge, producer, self.replica, seconds)
             case wire.Release(slabs):
                 for slab in slabs:
                     hub.free(slab, self.session)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from omni_runtime.connectors import wire
 from omni_runtime.connectors.arena import PAGE, Allocator, Arena, SlabPool, aligned, extent_length, largest_slab
+from omni_runtime.connectors.far_lines import FarLines
 from omni_runtime.connectors.ipc import FrameChannel, Line
 from omni_runtime.connectors.ledger import QUEUE, SIDECAR, SlabLedger
 from omni_runtime.connectors.metrics import SidecarMetrics
@@ -45,6 +46,9 @@ class RemoteConsumer(Protocol):
 
     def deliver(self, deliver: Deliver) -> None: ...
     def fail(self, stream: int, code: str, message: str) -> None: ...
+    def bound(self, stream: int, producer: int) -> None:
+        """The producer of the stream is the engine of this session."""
+
     def connector(self, stream: int) -> str: ...
 
 
@@ -53,6 +57,7 @@ class RemoteStreams(Protocol):
 
     def open(self, port: Port, message: wire.Open) -> None: ...
     def credit(self, port: Port, pieces: int) -> bool: ...
+    def taken(self, port: Port, pieces: int) -> bool: ...
     def cancel(self, port: Port, reason: str) -> bool: ...
     def session_lost(self, session: int) -> None: ...
     def room(self) -> None:
@@ -81,6 +86,7 @@ class Hub:
         self.engines: dict[int, Engine] = {}
         self.consumers: dict[int, RemoteConsumer] = {}
         self.remote: RemoteStreams | None = None
+        self.far_lines: FarLines | None = None
         self.contract_version = CONTRACT_VERSION  # of this image, whatever the plan's operator had
         self.mooncake: Mooncake | None = None  # started only where an edge of the plan asks for it
         self._mooncake_edges = frozenset(edge.name for edge in plan.edges if edge.connector == "Mooncake")
@@ -136,6 +142,8 @@ class Hub:
         if self.engines.pop(session, None) is None:
             return
         engine.line.close()
+        if self.far_lines is not None:
+            self.far_lines.engine_lost(session)
         log.info("engine.detached", stage=engine.stage, replica=engine.replica, session=session, reason=reason)
         self.session_lost(session, f"{engine.stage} {engine.replica}: {reason}")
         self._reclaim(session)
@@ -147,16 +155,39 @@ class Hub:
         for slab in self.ledger.held_by(session):
             self.free(slab, session)
 
-    def line_to(self, session: int) -> Line | None:
+    def has_engine(self, session: int) -> bool:
+        return session in self.engines
+
+    def tell_of_line(self, engine: int, session: int) -> None:
+        self.engines[engine].send(wire.Lined(session))
+
+    def claim(self, session: int) -> tuple[int, wire.Granted] | None:
+        """What an engine needs for the line of this session: of another engine here, or its own to another pod."""
         engine = self.engines.get(session)
-        return None if engine is None else engine.line
+        if engine is not None:
+            return engine.line.writing.fileno(), wire.Granted()
+        return None if self.far_lines is None else self.far_lines.claim(session)
 
     def pair(self, port: Port) -> None:
-        """Tell the producer of a stream, if both ends are engines here, that its consumer has a line."""
+        """Once both ends of a stream are there: tell the producer that its consumer here has a line, or the consumer's
+        sidecar to which engine one may be had.
+        """
         found = self.table.line(port)
-        if found is not None and found[1].session in self.engines:
-            producer, consumer, token = found
+        if found is None:
+            return
+        producer, consumer, token = found
+        if consumer.session in self.engines:
             self.engines[producer.session].send(wire.Paired(producer.stream, consumer.session, token))
+        elif (there := self.consumers.get(consumer.session)) is not None:
+            there.bound(consumer.stream, producer.session)
+
+    def lay(self, port: Port, name: int) -> None:
+        """The consumer's sidecar has made a line that this stream may use."""
+        found = self.table.line(port)
+        end = None if self.far_lines is None else self.far_lines.named(name)
+        if found is not None and end is not None and end.engine == found[0].session:
+            producer, _, token = found
+            self.engines[producer.session].send(wire.Paired(producer.stream, end.session, token))
 
     # --- actions of the stream table
 
@@ -168,9 +199,8 @@ class Hub:
                 case Grant(producer, pieces):
                     if (engine := self.engines.get(producer.session)) is not None:
                         engine.grant(producer.stream, pieces)
-                case Count(key, to, chunks):
-                    for nbytes, seconds in chunks:
-                        self._count(key, to, nbytes, seconds)
+                case Count():
+                    self._count_bypassed(action)
                 case Fail(port, code, message):
                     self.fail(port, code, message)
                 case Drop(piece):
@@ -199,6 +229,25 @@ class Hub:
                 self.metrics.of(edge, consumer.connector(deliver.consumer.stream)).sent(put.chunk.nbytes)
         elif put.slab is not None:
             self.free(put.slab, session)
+
+    def _count_bypassed(self, count: Count) -> None:
+        there = self.consumers.get(count.consumer.session)
+        if there is None:
+            for nbytes, seconds in count.chunks:
+                self._count(count.key, count.to, nbytes, seconds)
+            return
+        labels = self.metrics.edge(count.key.edge, count.key.producer, count.to)
+        edge = self.metrics.of(labels, there.connector(count.consumer.stream))
+        for nbytes, seconds in count.chunks:
+            edge.sent(nbytes)
+            edge.tx.observe(max(0.0, seconds))
+
+    def received(self, edge: str, producer: str, consumer: str, seconds: tuple[float, ...]) -> None:
+        """Chunks that an engine here has taken off a line from another pod: each came at once."""
+        counted = self.metrics.of(self.metrics.edge(edge, producer, consumer), "TCP")
+        for one in seconds:
+            counted.rx.observe(0.0)
+            counted.in_flight.observe(max(0.0, one))
 
     def _count(self, key: Key, to: str, nbytes: int, seconds: float) -> None:
         """A chunk from engine to engine of this pod."""
@@ -286,6 +335,8 @@ class Hub:
     @property
     def idle(self) -> bool:
         """No engine of this pod is attached and nothing is on its way: the sidecar may exit."""
+        if self.far_lines is not None and not self.far_lines.idle:
+            return False
         return all(e.near for e in self.engines.values()) and not len(self.table) and not len(self.ledger)
 
     @property

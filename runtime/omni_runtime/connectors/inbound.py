@@ -29,6 +29,11 @@ class Inbound:
         self._buffer = bytearray()
         self.finished = False
 
+    @property
+    def expected(self) -> int:
+        """Number of the chunk that is next, or half here."""
+        return self._seq
+
     def is_early(self, seq: int, piece: int = 0) -> bool:
         """Something that belongs before it has not come yet."""
         return (seq, piece) > (self._seq, self._piece)

@@ -193,12 +193,12 @@ async def dial(path: Path, attach: wire.Attach, deadline_s: float) -> tuple[sock
     raise ProtocolError("the sidecar answered Attach with something else")
 
 
-async def claim(path: Path, session: int, deadline_s: float) -> int:
-    """Descriptor of the writing end of an engine's line. Raises as `dial` does."""
+async def claim(path: Path, session: int, deadline_s: float) -> tuple[int, bytes]:
+    """Descriptor of the writing end of an engine's line, or of a line to another pod and its keys. Raises as `dial` does."""
     sock, answer, fds = await _ask(path, wire.Claim(session), deadline_s)
     sock.close()
-    if isinstance(answer, wire.Granted) and len(fds) == 1:
-        return fds[0]
+    if isinstance(answer, wire.Granted) and len(fds) == 1 and len(answer.keys) in (0, wire.LINE_KEYS_BYTES):
+        return fds[0], answer.keys
     _drop(sock, fds)
     raise ProtocolError("the sidecar answered Claim with something else")
 
@@ -258,17 +258,17 @@ class Line:
 
 
 Accept = Callable[[wire.Attach], Session | wire.Rejected]
-LineTo = Callable[[int], Line | None]  # the engine of this session
+Claimed = Callable[[int], tuple[int, wire.Granted] | None]  # the line of this session
 
 
 class IpcServer:
     """Listens at <ipc-dir>/sidecar.sock. One sidecar a folder: the lock is on the folder itself, so it leaves nothing."""
 
-    def __init__(self, directory: Path, arena_fd: int, accept: Accept, line_to: LineTo) -> None:
+    def __init__(self, directory: Path, arena_fd: int, accept: Accept, claimed: Claimed) -> None:
         self._path = directory / SOCKET_NAME
         self._arena_fd = arena_fd
         self._accept = accept
-        self._line_to = line_to
+        self._claimed = claimed
         self._lock = -1
         self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -310,8 +310,9 @@ class IpcServer:
                 os.close(fd)
             attach = wire.decode_from_engine(header)
             if isinstance(attach, wire.Claim):
-                if (line := self._line_to(attach.session)) is not None:
-                    socket.send_fds(sock, [frame(wire.Granted())[0]], [line.writing.fileno()])
+                if (claimed := self._claimed(attach.session)) is not None:
+                    fd, granted = claimed
+                    socket.send_fds(sock, [frame(granted)[0]], [fd])
                 sock.close()
                 return
             if not isinstance(attach, wire.Attach):

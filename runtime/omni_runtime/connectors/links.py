@@ -72,6 +72,13 @@ class PeerLinks:
             stream.link.send_for(stream, lambda number: wire.Credit(number, pieces - swallowed))
         return True
 
+    def taken(self, port: Port, pieces: int) -> bool:
+        stream = self._streams.get(port)
+        if stream is None:
+            return False
+        stream.link.send_for(stream, lambda number: wire.Taken(number, pieces))
+        return True
+
     def cancel(self, port: Port, reason: str) -> bool:
         stream = self._streams.get(port)
         if stream is None:
@@ -90,6 +97,13 @@ class PeerLinks:
 
     # --- from links
 
+    def bound(self, stream: Incoming, producer: int) -> None:
+        """The engine that the stream comes from is known: have a line to it."""
+        lines, address = self.hub.far_lines, parse_address(stream.link.endpoint)
+        if lines is not None and address is not None and stream.opened.token:
+            key = stream.port.session, stream.link.endpoint, producer
+            lines.to(key, address, lambda name: stream.link.send_for(stream, lambda number: wire.Lay(number, name)))
+
     def fail(self, stream: Incoming, code: str, message: str) -> None:
         self.forget(stream)
         self.hub.fail(stream.port, code, message)
@@ -106,6 +120,8 @@ class PeerLinks:
     def drop_link(self, link: PeerLink, streams: list[Incoming], reason: str) -> None:
         if self._links.get(link.endpoint) is link:
             del self._links[link.endpoint]
+            if self.hub.far_lines is not None:
+                self.hub.far_lines.link_lost(link.endpoint)
         for stream in streams:
             self.fail(stream, "UpstreamLost", f"{stream.opened.edge}: {reason}")
 

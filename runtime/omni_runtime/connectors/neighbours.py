@@ -16,7 +16,7 @@ import msgspec
 from omni_runtime.connectors import wire
 from omni_runtime.connectors.attachment import Attachment
 from omni_runtime.connectors.ipc import SOCKET_NAME, Refusal
-from omni_runtime.connectors.line import Held, Room
+from omni_runtime.connectors.line import Heard, Held, Room
 from omni_runtime.connectors.node_folder import NodeFolder
 from omni_runtime.connectors.receiver import Receiver
 from omni_runtime.connectors.wire import ProtocolError, Put
@@ -58,9 +58,10 @@ class Neighbours:
             return attachment
 
     async def _dial(self, path: Path) -> Attachment:
+        heard = Heard(self._receiver.on_direct, _no_room, _none_refused, _none_lost)
         attachment = await Attachment.open(
-            path, self._attach, DIAL_SECONDS, self._on_frame, self._receiver.on_direct, _no_room, _none_refused, self._lost
-        )  # fmt: skip
+            path, self._attach, DIAL_SECONDS, self._on_frame, lambda _: heard, self._lost
+        )
         if not await attachment.ping(DIAL_SECONDS):
             attachment.close()
             raise TimeoutError(attachment.lost or "it attached this engine and then said nothing")
@@ -113,3 +114,7 @@ def _no_room(_: Room) -> None:
 
 def _none_refused(_: list[Held]) -> None:
     """Nothing is put there."""
+
+
+def _none_lost(_: int) -> None:
+    """It leads to no other pod."""

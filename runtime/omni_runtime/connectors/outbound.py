@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from omni_runtime.connectors import secure, wire
-from omni_runtime.connectors.handshake import HandshakeRefused, Secrets
+from omni_runtime.connectors.handshake import LINE, HandshakeRefused, Secrets
 from omni_runtime.connectors.hub import Hub
 from omni_runtime.connectors.mooncake import FETCH_BYTES
 from omni_runtime.connectors.secure import Sealed, SecureChannel
@@ -91,6 +91,9 @@ class PeerSession:
         self._forget(stream)
         self.channel.send(wire.Failed(stream, code, message))
 
+    def bound(self, stream: int, producer: int) -> None:
+        self.channel.send(wire.Bound(stream, producer))
+
     @property
     def idle(self) -> bool:
         """Everything that was sent has been stored at the other side."""
@@ -129,7 +132,12 @@ class PeerSession:
                 port = Port(self.session, message.stream)
                 if message.fetches and hub.can_fetch(message.edge):
                     self._fetchers.add(message.stream)
-                hub.apply(hub.table.open(port, key, message.consumer, message.credits, now))
+                hub.apply(hub.table.open(port, key, message.consumer, message.credits, now, message.token))
+                hub.pair(port)
+            case wire.Lay(number, name):
+                hub.lay(Port(self.session, number), name)
+            case wire.Taken(number, pieces):
+                hub.apply(hub.table.taken(Port(self.session, number), pieces, now))
             case wire.Cancel(number, reason):
                 self._forget(number)
                 hub.apply(hub.table.cancel(Port(self.session, number), reason))
@@ -303,10 +311,13 @@ class PeerListener:
 
     async def _handshake(self, sock: socket.socket) -> None:
         try:
-            secrets = await secure.accept(sock, self._keys)
-        except (OSError, TimeoutError, HandshakeRefused) as error:
+            secrets, purpose = await secure.accept(sock, self._keys)
+            if purpose == LINE:
+                await self._accept_line(sock, secrets)
+                return
+        except (OSError, TimeoutError, HandshakeRefused, ProtocolError) as error:
             sock.close()
-            if isinstance(error, HandshakeRefused):
+            if isinstance(error, HandshakeRefused | ProtocolError):
                 log.warning("peer.refused", reason=str(error))
             self._hub.metrics.refused.labels("handshake").inc()
         except asyncio.CancelledError:
@@ -317,6 +328,12 @@ class PeerListener:
             self._peers.add(peer)
             self._hub.consumers[peer.session] = peer
             peer.channel.start()
+
+    async def _accept_line(self, sock: socket.socket, secrets: Secrets) -> None:
+        """Raises OSError, TimeoutError or ProtocolError."""
+        if self._hub.far_lines is None:
+            raise ProtocolError("no lines are made here")
+        await self._hub.far_lines.accept(sock, secrets)
 
     def forget(self, peer: PeerSession) -> None:
         self._peers.discard(peer)

@@ -54,6 +54,7 @@ class Owner(Protocol):
     def keys(self) -> CurveKeys: ...
     def accept(self, stream: Incoming, message: Put | wire.Fragment, body: Sealed) -> None: ...
     def fetch(self, stream: Incoming, message: wire.Remote) -> None: ...
+    def bound(self, stream: Incoming, producer: int) -> None: ...
     def fail(self, stream: Incoming, code: str, message: str) -> None: ...
     def drop_link(self, link: PeerLink, streams: list[Incoming], reason: str) -> None: ...
 
@@ -97,6 +98,7 @@ class PeerLink:
                 message.contract_version,
                 message.credits,
                 self._owner.hub.can_fetch(message.edge),
+                message.token,
             )
         )
 
@@ -168,6 +170,9 @@ class PeerLink:
             return  # late: cancelled or finished here
         if isinstance(message, wire.Failed):
             self._owner.fail(stream, message.code, message.message)
+            return
+        if isinstance(message, wire.Bound):
+            self._owner.bound(stream, message.session)
             return
         try:
             if isinstance(message, wire.Remote):

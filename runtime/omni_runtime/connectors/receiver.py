@@ -24,6 +24,7 @@ from omni_runtime.errors import CapacityExceeded, DeadlineExceeded, StreamClosed
 
 _GRANT: Final = wire.WINDOW_PIECES // 4
 _GRANT_DIRECT: Final = wire.WINDOW_PIECES // 2
+_REPORTED: Final = 256  # chunks that the sidecar is told of at once
 
 
 @dataclass(slots=True, eq=False)
@@ -32,12 +33,17 @@ class Incoming:
     number: int
     attachment: Attachment
     inbound: Inbound
+    producer: str  # replica
     withhold: bool  # fullPayload: all chunks together, once the last is here
+    far: bool  # the producer is in another pod: what is on the line and what sidecars bring are not in step
     due: float
-    token: int  # what the stream is called on this engine's line; 0: it has none
+    token: int  # what the stream is called on the line
     # With the slab that it is a view of, and whether it came on the line.
     queue: deque[tuple[EdgeEvent, Slab | None, bool]] = field(default_factory=deque)
     early: deque[tuple[Direct, ChunkHeader]] = field(default_factory=deque)  # ahead of what comes the usual way
+    held: deque[tuple[Put, bytes]] = field(default_factory=deque)  # the usual way, ahead of what is on a line from afar
+    held_due: float = 0.0
+    line_gone: bool = False  # nothing more comes on it
     withheld: list[ChunkReceived] = field(default_factory=list)
     withheld_bytes: int = 0
     taken: int = 0  # pieces that are not granted again yet
@@ -66,6 +72,7 @@ class Receiver:
         self._numbers = numbers
         self._ports: dict[int, Incoming] = {}
         self._tokens: dict[int, Incoming] = {}
+        self._seen: dict[tuple[Attachment, str, str], list[float]] = {}  # off lines from other pods, and not told yet
         self._streams: dict[StreamId, Incoming] = {}
         self._ready: deque[Incoming] = deque()
         self._event = asyncio.Event()
@@ -79,16 +86,14 @@ class Receiver:
     def queued_events(self) -> int:
         return sum(len(stream.queue) for stream in self._streams.values())
 
-    def new(self, id: StreamId, attachment: Attachment, *, withhold: bool, line: bool) -> Incoming:
+    def new(self, id: StreamId, producer: str, attachment: Attachment, *, withhold: bool, far: bool) -> Incoming:
         if id in self._streams:
             raise StreamClosed(f"open of {id[1]}: request {id[0]} has this stream open already")
         due = self._loop.time() + self._limits.chunk_deadline_s
         inbound = Inbound(self._limits.max_chunk_bytes)
-        token = secrets.randbits(62) + 1 if line else 0
-        stream = Incoming(id, next(self._numbers), attachment, inbound, withhold, due, token)
-        self._streams[id] = self._ports[stream.number] = stream
-        if line:
-            self._tokens[token] = stream
+        token = secrets.randbits(62) + 1
+        stream = Incoming(id, next(self._numbers), attachment, inbound, producer, withhold, far, due, token)
+        self._streams[id] = self._ports[stream.number] = self._tokens[token] = stream
         return stream
 
     # --- to the worker
@@ -161,18 +166,53 @@ class Receiver:
             if put.slab is not None:
                 attachment.release(put.slab)  # late: the request is over here
             return
-        self._arrived(stream, put, body)
-        while stream.early and not stream.inbound.is_early(stream.early[0][0].seq):
-            self._arrived_direct(stream, *stream.early.popleft())
+        if stream.far and (stream.held or stream.inbound.is_early(put.seq, put.piece)):
+            self._hold(stream, put, body)
+        else:
+            self._arrived(stream, put, body)
+        self._catch_up(stream)
 
-    def on_direct(self, direct: Direct, header: ChunkHeader) -> None:
-        """A chunk on the line: it may be ahead of others that the sidecar brings."""
+    def _hold(self, stream: Incoming, put: Put, body: bytes) -> None:
+        """Until what is still on the line has come, or cannot come any more."""
+        if not stream.held:
+            stream.held_due = self._loop.time() + self._limits.line_wait_s
+        stream.held.append((put, body))
+        if stream.line_gone:
+            self._miss(stream)
+
+    def _catch_up(self, stream: Incoming) -> None:
+        """Go on with what has been ahead. Each way is in order, so that what both are ahead of is lost."""
+        while True:
+            if stream.early and not stream.inbound.is_early(stream.early[0][0].seq):
+                self._arrived_direct(stream, *stream.early.popleft())
+            elif stream.held and not stream.inbound.is_early(stream.held[0][0].seq, stream.held[0][0].piece):
+                self._arrived(stream, *stream.held.popleft())
+            else:
+                break
+        if stream.early and stream.held:
+            self._miss(stream)
+
+    def _miss(self, stream: Incoming) -> None:
+        reason = f"chunk {stream.inbound.expected} was on the line from its producer and has not come"
+        self._cancel(stream, reason)
+        self._fail(stream, UpstreamLost.code, f"{stream.id[1]}: {reason}")
+
+    def line_lost(self, attachment: Attachment, session: int) -> None:
+        """A line from another pod; what it had brought has been heard."""
+        for stream in [s for s in self._ports.values() if s.attachment is attachment]:
+            if stream.source is not None and stream.source[0] == session:
+                stream.line_gone, stream.source = True, None
+                if stream.held:
+                    self._miss(stream)
+
+    def on_direct(self, direct: Direct, header: ChunkHeader, session: int) -> None:
+        """A chunk on the line to the producer of this session: it may be ahead of others that the sidecar brings."""
         stream = self._tokens.get(direct.token)
         if stream is None:
             return  # the request is over here
         if stream.source is None and stream.attachment.lines is not None:
-            stream.source = direct.session, direct.stream
-            stream.attachment.lines.want(direct.session)
+            stream.source = session, direct.stream
+            stream.attachment.lines.want(session)
         stream.direct += 1
         if stream.direct > wire.WINDOW_PIECES:
             self._break_off(stream, "the producer ignored its window")
@@ -180,6 +220,9 @@ class Receiver:
             stream.early.append((direct, header))
         else:
             self._arrived_direct(stream, direct, header)
+            if stream.held:
+                stream.held_due = self._loop.time() + self._limits.line_wait_s
+                self._catch_up(stream)
 
     def _arrived_direct(self, stream: Incoming, direct: Direct, header: ChunkHeader) -> None:
         stream.due = self._loop.time() + self._limits.chunk_deadline_s
@@ -192,8 +235,22 @@ class Receiver:
             return
         request, edge = stream.id
         seconds = max(0.0, time.time() - header.sent_at)
+        if stream.far:
+            self._saw(stream, seconds)
         chunk = ChunkReceived(request, edge, direct.seq, payloads.read(header, direct.body), seconds)
         self._received(stream, chunk, header, None, direct=True)
+
+    def _saw(self, stream: Incoming, seconds: float) -> None:
+        seen = self._seen.setdefault((stream.attachment, stream.id[1], stream.producer), [])
+        seen.append(seconds)
+        if len(seen) == _REPORTED:
+            self.report()
+
+    def report(self) -> None:
+        """Tell the sidecar of what went past it, for its numbers."""
+        seen, self._seen = self._seen, {}
+        for (attachment, edge, producer), seconds in seen.items():
+            attachment.send(wire.Received(edge, producer, tuple(seconds)), hurry=False)
 
     def _arrived(self, stream: Incoming, put: Put, body: bytes) -> None:
         attachment = stream.attachment
@@ -274,12 +331,18 @@ class Receiver:
             self._cancel(stream, "chunk deadline")
             text = f"{stream.id[1]}: no chunk from upstream within {self._limits.chunk_deadline_s:g} s"
             self._fail(stream, DeadlineExceeded.code, text)
+        for stream in [s for s in self._ports.values() if s.held and now > s.held_due]:
+            self._miss(stream)
 
     def _close(self, stream: Incoming) -> None:
         """Nothing more may come."""
         self._ports.pop(stream.number, None)
         self._tokens.pop(stream.token, None)
         stream.early.clear()
+        for put, _ in stream.held:
+            if put.slab is not None:
+                stream.attachment.release(put.slab)
+        stream.held.clear()
 
     def _fail(self, stream: Incoming, code: str, message: str) -> None:
         self._close(stream)
@@ -302,6 +365,7 @@ class Receiver:
             self._discard(stream)
 
     def close(self) -> None:
+        self.report()
         self._closed = True
         for stream in self._streams.values():
             self._discard(stream)

@@ -24,6 +24,7 @@ from omni_runtime.connectors.handshake import (
     ANSWER_BYTES,
     CONFIRM_BYTES,
     HELLO_BYTES,
+    LINK,
     REFUSAL,
     TAG_BYTES,
     Dialler,
@@ -274,7 +275,7 @@ class SecureChannel:
 # --- connections
 
 
-async def _exactly(sock: socket.socket, count: int) -> bytes:
+async def exactly(sock: socket.socket, count: int) -> bytes:
     data = b""
     while len(data) < count:
         part = await asyncio.get_running_loop().sock_recv(sock, count - len(data))
@@ -284,7 +285,7 @@ async def _exactly(sock: socket.socket, count: int) -> bytes:
     return data
 
 
-async def dial(host: str, port: int, keys: CurveKeys) -> tuple[socket.socket, Secrets]:
+async def dial(host: str, port: int, keys: CurveKeys, purpose: bytes = LINK) -> tuple[socket.socket, Secrets]:
     """Raises OSError, TimeoutError or HandshakeRefused."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(HANDSHAKE_SECONDS):
@@ -294,9 +295,9 @@ async def dial(host: str, port: int, keys: CurveKeys) -> tuple[socket.socket, Se
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await loop.sock_connect(sock, address)
-            dialler = Dialler(keys)
+            dialler = Dialler(keys, purpose)
             await loop.sock_sendall(sock, dialler.hello)
-            confirm, secrets = dialler.confirm(await _exactly(sock, ANSWER_BYTES))
+            confirm, secrets = dialler.confirm(await exactly(sock, ANSWER_BYTES))
             await loop.sock_sendall(sock, confirm)
         except BaseException:
             sock.close()
@@ -304,17 +305,17 @@ async def dial(host: str, port: int, keys: CurveKeys) -> tuple[socket.socket, Se
     return sock, secrets
 
 
-async def accept(sock: socket.socket, keys: CurveKeys) -> Secrets:
-    """The listener's half. Raises OSError, TimeoutError or HandshakeRefused; the socket is then of no use."""
+async def accept(sock: socket.socket, keys: CurveKeys) -> tuple[Secrets, bytes]:
+    """The listener's half: the keys, and what the connection is for. Raises OSError, TimeoutError or HandshakeRefused; the socket is then of no use."""
     loop = asyncio.get_running_loop()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     async with asyncio.timeout(HANDSHAKE_SECONDS):
         listener = Listener(keys)
         try:
-            answer = listener.answer(await _exactly(sock, HELLO_BYTES))
+            answer = listener.answer(await exactly(sock, HELLO_BYTES))
         except HandshakeRefused:
             with contextlib.suppress(OSError):
                 await loop.sock_sendall(sock, REFUSAL)
             raise
         await loop.sock_sendall(sock, answer)
-        return listener.accept(await _exactly(sock, CONFIRM_BYTES))
+        return listener.accept(await exactly(sock, CONFIRM_BYTES)), listener.purpose

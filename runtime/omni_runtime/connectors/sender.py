@@ -31,7 +31,8 @@ class Outgoing:
     credits: int = WINDOW_PIECES
     seq: int = 0
     finished: bool = False
-    line: tuple[int, int] | None = None  # session of the consumer, token
+    line: tuple[int, int] | None = None  # session of the consumer or of the line to its pod, token
+    on_line: bool = False  # something of it has gone on the line
     direct: list[tuple[int, float]] = field(default_factory=list)  # sent on the line, and not told to the sidecar yet
     error: tuple[type[OmniError], str] | None = None
     starved: bool = False  # the sidecar has heard that no credit was left
@@ -132,6 +133,8 @@ class Sender:
             raise StreamClosed(f"put on {edge} of request {request} after its finished chunk")
         sent = False
         try:
+            if payload.finished and stream.on_line:
+                await self._written(stream, deadline)
             await self._send_chunk(stream, payload, header, deadline, reservation)
             sent = True
         finally:
@@ -247,11 +250,27 @@ class Sender:
         session, token = stream.line
         if not lines.send(session, token, stream.number, stream.seq, header, payloads.flat(payload, header)):
             return False
+        stream.on_line = True
         self._unreported[stream.number] = stream
         stream.direct.append((header.nbytes, time.time() - header.sent_at))
         if len(stream.direct) == _REPORTED:
             self._report(stream)
         return True
+
+    async def _written(self, stream: Outgoing, deadline: float) -> None:
+        """A finished stream is delivered though this engine ends: nothing of it may be left here."""
+        stream.attachment.flush_line()
+        lines = stream.attachment.lines
+        if lines is None or stream.line is None:
+            return
+        try:
+            async with asyncio.timeout_at(deadline):
+                await lines.written(stream.line[0])
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"put on {stream.id[1]} of request {stream.id[0]}: the consumer's pod took nothing off its line within"
+                f" {self._limits.put_deadline_s:g} s"
+            ) from None
 
     def report(self) -> None:
         """Tell the sidecar of what went past it: for its numbers, and so that it takes no stream for an orphan."""
@@ -335,6 +354,17 @@ class Sender:
         if stream is not None and stream.attachment.lines is not None:
             stream.line = paired.session, paired.token
             stream.attachment.lines.want(paired.session)
+
+    def line_lost(self, attachment: Attachment, session: int) -> None:
+        """A line to another pod: whether what was on it has come is known of what the consumer has given room for."""
+        for stream in [s for s in self._ports.values() if s.attachment is attachment]:
+            if stream.line is None or stream.line[0] != session:
+                continue
+            stream.line = None
+            if stream.on_line and stream.credits < WINDOW_PIECES:
+                reason = "the line to its consumer is gone"
+                self._cancel(stream, reason)
+                stream.end(StreamClosed, f"{stream.id[1]} of request {stream.id[0]}: {reason}")
 
     def on_failed(self, number: int, code: str, message: str) -> None:
         stream = self._ports.pop(number, None)

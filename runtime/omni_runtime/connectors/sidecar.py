@@ -23,6 +23,7 @@ from pathlib import Path
 from omni_runtime import eventloop, logs
 from omni_runtime.connectors import engine_session, residence
 from omni_runtime.connectors.arena import Arena, create_file
+from omni_runtime.connectors.far_lines import FarLines
 from omni_runtime.connectors.hub import Hub
 from omni_runtime.connectors.ipc import IpcServer
 from omni_runtime.connectors.links import PeerLinks
@@ -93,6 +94,10 @@ class Sidecar:
         self.hub = Hub(self.plan, self.arena, self.metrics, domain=options.domain, limits=limits)
         if any(edge.connector == "Mooncake" for edge in self.plan.edges):
             await self._start_mooncake(parts)
+        self.far_lines = self.hub.far_lines = FarLines(
+            self._keys, self.hub.new_session, self.hub.has_engine, self.hub.tell_of_line
+        )
+        parts.push_async_callback(self.far_lines.close)
         self.links = self.hub.remote = PeerLinks(self.hub, self._keys)
         parts.callback(self.links.close)
         self.listener = PeerListener(self.hub, self._keys)
@@ -106,7 +111,7 @@ class Sidecar:
         ticker = asyncio.get_running_loop().create_task(self._tick())
         parts.callback(ticker.cancel)
         parts.push_async_callback(self._hang_up)
-        ipc = IpcServer(options.ipc_dir, self.arena.fd, partial(engine_session.accept, self.hub), self.hub.line_to)
+        ipc = IpcServer(options.ipc_dir, self.arena.fd, partial(engine_session.accept, self.hub), self.hub.claim)
         ipc.start()
         parts.push_async_callback(ipc.close)
         if options.node_dir is not None:
@@ -114,7 +119,7 @@ class Sidecar:
 
     def _serve_neighbours(self, folder: Path, parts: AsyncExitStack) -> None:
         """Without it their streams go over the network: slower, but they go."""
-        ipc = IpcServer(folder, self.arena.fd, partial(engine_session.accept, self.hub), self.hub.line_to)
+        ipc = IpcServer(folder, self.arena.fd, partial(engine_session.accept, self.hub), self.hub.claim)
         parts.callback(_remove_empty, folder)
         parts.push_async_callback(ipc.close)
         try:
@@ -151,6 +156,7 @@ class Sidecar:
                 self.hub.tick()
                 self.links.tick()
                 self.listener.tick()
+                self.far_lines.tick(time.monotonic())
             except Exception:
                 log.exception("sidecar.tick_failed")
 

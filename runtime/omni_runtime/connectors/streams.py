@@ -68,6 +68,7 @@ class Drop(msgspec.Struct, frozen=True, gc=False):
 class Count(msgspec.Struct, frozen=True, gc=False):
     """Chunks (bytes, seconds from put until sent) that went past the sidecar, from engine to engine."""
 
+    consumer: Port
     key: Key
     to: str
     chunks: tuple[tuple[int, float], ...]
@@ -172,16 +173,16 @@ class StreamTable:
     def bypassed(
         self, port: Port, chunks: tuple[tuple[int, float], ...], now: float, *, starved: bool = False
     ) -> list[Action]:
-        """The producer has sent the next `chunks` straight to the consumer, which is an engine of this sidecar."""
+        """The producer has sent the next `chunks` straight to the consumer."""
         stream = self._ports.get(port)
         if stream is None or stream.producer != port:
             return []
-        if not stream.token or stream.complete or stream.piece:
+        if not stream.token or stream.consumer is None or stream.complete or stream.piece:
             return self._end(stream, "ProtocolError", "producer sent chunks past this sidecar that cannot have gone")
         stream.touched = now
         stream.seq += len(chunks)
         stream.starved = starved
-        return [Count(stream.key, stream.to, chunks)]
+        return [Count(stream.consumer, stream.key, stream.to, chunks)]
 
     # --- consumer
 

@@ -30,12 +30,14 @@ INLINE_BYTES: Final = 32 << 10  # a chunk up to this size travels in the message
 FRAGMENT_BYTES: Final = 512 << 10  # unit of fairness on TCP, and of a spill when the arena is full
 MAX_CHUNK_BYTES: Final = 4 << 30
 WINDOW_PIECES: Final = 16  # pieces of one stream that may wait at each hop
+LINE_KEYS_BYTES: Final = 64  # of both directions of a line to another pod
 WINDOW_FRAGMENTS: Final = 8  # unacknowledged fragments of one stream between two sidecars
 
 _U32 = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
 _U63 = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 _Count = Annotated[int, Meta(ge=1, le=1 << 16)]
 _Inline = Annotated[int, Meta(ge=0, le=INLINE_BYTES)]
+_Secret = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 _Id = Annotated[str, Meta(min_length=1, max_length=256)]
 _Reason = Annotated[str, Meta(max_length=2048)]
 _Code = Annotated[str, Meta(max_length=64)]
@@ -172,7 +174,7 @@ class Open(_Message, frozen=True, tag=9):
     contract_version: _U32
     credits: _Count
     fetches: bool = False  # the consumer's sidecar can read large pieces out of the producer's arena (Mooncake)
-    token: _U63 = 0  # what the stream is called on the consumer's line; 0: no line (another pod)
+    token: _U63 = 0  # what the stream is called on the consumer's line; 0: it takes none
 
 
 class Remote(_Message, frozen=True, tag=10):
@@ -191,6 +193,27 @@ class Fetched(_Message, frozen=True, tag=11):
     done: bool  # False: send it over the link
     later: bool
     reason: _Reason = ""
+
+
+class Bound(_Message, frozen=True, tag=12):
+    """From a producer's sidecar: the stream's producer is an engine there, of this session. A line may be had to it."""
+
+    stream: _U32
+    session: _U32
+
+
+class LineTo(_Message, frozen=True, tag=13):
+    """The first on a connection for a line, from a consumer's sidecar: which engine it is to lead to, and its name."""
+
+    session: _U32
+    name: _Secret
+
+
+class Lay(_Message, frozen=True, tag=14):
+    """From a consumer's sidecar: the line of this name may be used for the stream."""
+
+    stream: _U32
+    name: _Secret
 
 
 # --- engine -> sidecar
@@ -256,6 +279,14 @@ class Taken(_Message, frozen=True, tag=27):
     pieces: _Count
 
 
+class Received(_Message, frozen=True, tag=28):
+    """Seconds from put until received of chunks that came on a line from another pod, past both sidecars."""
+
+    edge: _Id
+    producer: _Id  # replica
+    seconds: Annotated[tuple[float, ...], Meta(max_length=256)]
+
+
 # --- sidecar -> engine
 
 
@@ -291,21 +322,33 @@ class Squeeze(_Message, frozen=True, tag=34):
 
 
 class Granted(_Message, frozen=True, tag=36):
-    """Answer to Claim; comes with the descriptor of the writing end."""
+    """Answer to Claim; comes with the descriptor of the writing end, or of the connection to another pod and its keys
+    (of what is sent, of what is received).
+    """
+
+    keys: Annotated[bytes, Meta(max_length=LINE_KEYS_BYTES)] = b""
+
+
+class Lined(_Message, frozen=True, tag=37):
+    """To the consumer: a line to another pod is there to be claimed, by this number."""
+
+    session: _U32
 
 
 class Paired(_Message, frozen=True, tag=35):
-    """To the producer: its consumer is an engine here, of this session, and calls the stream so on its line."""
+    """To the producer: the line of this session leads to its consumer, who calls the stream so on it."""
 
     stream: _U32
     session: _U32
     token: _U63
 
 
-FromEngine = Attach | Claim | Bind | Put | Bypassed | Open | Credit | Taken | Cancel | Release | Lease | Return | Ping
-ToEngine = Attached | Granted | Paired | Rejected | Extent | Freed | Squeeze | Put | Credit | Failed | Pong
-FromConsumerSidecar = Open | Credit | Acknowledge | Fetched | Cancel | Ping
-FromProducerSidecar = Put | Fragment | Remote | Failed | Pong
+FromEngine = (
+    Attach | Claim | Bind | Put | Bypassed | Open | Credit | Taken | Received | Cancel | Release | Lease | Return | Ping
+)
+ToEngine = Attached | Granted | Lined | Paired | Rejected | Extent | Freed | Squeeze | Put | Credit | Failed | Pong
+FromConsumerSidecar = Open | Lay | Credit | Taken | Acknowledge | Fetched | Cancel | Ping
+FromProducerSidecar = Put | Fragment | Remote | Bound | Failed | Pong
 
 _Decoded = TypeVar("_Decoded")
 encode = msgspec.msgpack.Encoder().encode
@@ -313,6 +356,7 @@ _from_engine = msgspec.msgpack.Decoder(FromEngine)
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
 _from_consumer = msgspec.msgpack.Decoder(FromConsumerSidecar)
 _from_producer = msgspec.msgpack.Decoder(FromProducerSidecar)
+_line_to = msgspec.msgpack.Decoder(LineTo)
 
 
 def decode_from_engine(header: bytes | memoryview) -> FromEngine:
@@ -329,6 +373,10 @@ def decode_from_consumer(header: bytes | memoryview) -> FromConsumerSidecar:
 
 def decode_from_producer(header: bytes | memoryview) -> FromProducerSidecar:
     return _checked(_decode(_from_producer, header))
+
+
+def decode_line_to(header: bytes) -> LineTo:
+    return _decode(_line_to, header)
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[_Decoded], header: bytes | memoryview) -> _Decoded:

@@ -3,6 +3,7 @@
 
 producer: puts CHUNKS chunks of 200,000 bytes, prints "ready", puts nothing more.
 line: prints "ready", then puts CHUNKS chunks of 2,000 bytes, all but the first on the line, and nothing more.
+ending: as `line`, but it puts all after the first once it has read a line from stdin, ends the stream and prints "ended".
 consumer: reads a Producer from stdin, opens, takes and holds CHUNKS chunks, prints "ready", takes nothing more.
 """
 
@@ -28,7 +29,7 @@ async def main(
     client = SidecarEdgeClient(ipc_dir, plan, role, f"{role}-process", node=node)
     await client.connect(20)
     held = []
-    if role in ("producer", "line"):
+    if role != "consumer":
         for n in range(chunks if role == "producer" else 0):
             await client.put(request, EDGE, rows(some_bytes(200_000, n), start=n))
         producer = Producer(EDGE, role, f"{role}-process", client.data_endpoint, client.shared_memory_domain)
@@ -38,9 +39,15 @@ async def main(
         await client.open(request, msgspec.json.decode(line, type=Producer))
         held = await take(client, chunks)
     print("ready", len(held), flush=True)
-    for n in range(chunks if role == "line" else 0):
-        await client.put(request, EDGE, rows(some_bytes(2_000, n), start=n))
-        await until(lambda: has_line(client, request))
+    for n in range(chunks if role in ("line", "ending") else 0):
+        finished = role == "ending" and n == chunks - 1
+        await client.put(request, EDGE, rows(some_bytes(2_000, n), start=n, finished=finished))
+        if n == 0 or role == "line":
+            await until(lambda: has_line(client, request))
+        if n == 0 and role == "ending":
+            await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    if role == "ending":
+        print("ended", flush=True)
     await asyncio.Event().wait()
 
 

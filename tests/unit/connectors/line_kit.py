@@ -12,6 +12,7 @@ from omni_runtime.connectors.api import ChunkReceived
 from omni_runtime.connectors.client import SidecarEdgeClient
 from omni_runtime.connectors.engine_session import EngineSession
 from omni_runtime.connectors.line import Lines
+from omni_runtime.connectors.sealed_line import SealedLine
 from tests.unit.connectors.kit import (
     EDGE,
     Pair,
@@ -69,8 +70,25 @@ def a_reader_that_pauses(client: SidecarEdgeClient) -> Iterator[None]:
     """Its loop does not come to the line; what the sidecar sends it still hears."""
     reading = lines(client)
     reading._loop.remove_reader(reading._in)
+    for far in far_lines(client):
+        reading._loop.remove_reader(far._sock)
     try:
         yield
     finally:
         if not reading._closed:
             reading._loop.add_reader(reading._in, reading._read, 16)
+        for far in far_lines(client):
+            reading._loop.add_reader(far._sock, far._on_readable)
+
+
+def far_lines(client: SidecarEdgeClient) -> list[SealedLine]:
+    """To other pods, that work."""
+    return [w.far for w in lines(client)._out.values() if w.far is not None and not w.far.closed]
+
+
+@contextmanager
+def a_line_that_lags(client: SidecarEdgeClient) -> Iterator[None]:
+    """What is on lines from other pods comes later than everything that sidecars bring."""
+    with pytest.MonkeyPatch.context() as patch, a_reader_that_pauses(client):
+        patch.setattr(SealedLine, "drain", lambda _: None)
+        yield

@@ -28,8 +28,9 @@ LIMITS = ClientLimits(put_deadline_s=3, chunk_deadline_s=3)
 TOLD_SECONDS = 30  # deadlines of 3 s, on a busy machine
 VICTIMS = ("producer", "consumer", "producer's sidecar", "consumer's sidecar")
 ENDS = ("killed", "paused")
-CONNECTORS = ("SharedMemory", "Line", "TCP", "Mooncake", "Near")  # Near: shared memory between two pods of one node
-SHARED = ("SharedMemory", "Line")  # Line: chunks so small that they go past the sidecar
+CONNECTORS = ("SharedMemory", "Line", "TCP", "FarLine", "Mooncake", "Near")
+SHARED = ("SharedMemory", "Line")  # in one pod; Near: shared memory between two pods of one node
+LINES = ("Line", "FarLine")  # chunks so small that they go past the sidecars
 SMALL, LARGE = 2_000, 300_000
 WHOLE = [
     case
@@ -44,6 +45,10 @@ SLICE = [
     ("producer", "killed", 3, "Line"),
     ("consumer", "killed", 3, "Line"),
     ("producer's sidecar", "killed", 3, "Line"),
+    ("producer", "killed", 3, "FarLine"),
+    ("consumer", "killed", 2, "FarLine"),
+    ("producer's sidecar", "killed", 3, "FarLine"),
+    ("consumer's sidecar", "paused", 2, "FarLine"),
     ("producer", "killed", 3, "Near"),
     ("consumer", "killed", 2, "Near"),
     ("producer's sidecar", "killed", 2, "Near"),
@@ -57,7 +62,7 @@ async def pods(site: Site, connector: str) -> AsyncIterator[tuple[Pod, Pod]]:
             site.node_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="node-")))
             site.use("TCP", near=True)
         else:
-            site.use("SharedMemory" if connector in SHARED else connector)
+            site.use("SharedMemory" if connector in SHARED else "TCP" if connector == "FarLine" else connector)
         first = await stack.enter_async_context(a_pod(site, "pod-a"))
         yield first, first if connector in SHARED else await stack.enter_async_context(a_pod(site, "pod-b"))
 
@@ -85,7 +90,7 @@ async def another_stream(up: SidecarEdgeClient, down: SidecarEdgeClient, request
 
 
 async def run_case(site: Site, victim: str, end: str, after: int, connector: str) -> None:
-    size = SMALL if connector == "Line" else LARGE
+    size = SMALL if connector in LINES else LARGE
     async with pods(site, connector) as (first, second), AsyncExitStack() as stack:
         bystander = await stack.enter_async_context(first.engine("bystander"))
         watcher = await stack.enter_async_context(second.engine("watcher"))
@@ -93,7 +98,7 @@ async def run_case(site: Site, victim: str, end: str, after: int, connector: str
         hit: Engine | Pod
         if victim == "producer":
             down = await stack.enter_async_context(second.engine("talker-0", LIMITS))
-            hit = await first.engine_process("line" if connector == "Line" else "producer", "r", after)
+            hit = await first.engine_process("line" if connector in LINES else "producer", "r", after)
             assert hit.producer is not None
             await down.open("r", hit.producer)
             for n in range(after):
@@ -101,10 +106,10 @@ async def run_case(site: Site, victim: str, end: str, after: int, connector: str
             told = take_until_told(down)
         elif victim == "consumer":
             up = await stack.enter_async_context(first.engine("thinker-0", LIMITS))
-            for n in range(after if connector != "Line" else min(after, 1)):
+            for n in range(after if connector not in LINES else min(after, 1)):
                 await up.put("r", EDGE, rows(some_bytes(size, n), start=n))
             consuming = asyncio.create_task(second.engine_process("consumer", "r", after, producer(up)))
-            if connector == "Line" and after > 1:
+            if connector in LINES and after > 1:
                 await until(lambda: has_line(up, "r"), 60)
                 for n in range(1, after):
                     await up.put("r", EDGE, rows(some_bytes(size, n), start=n))
@@ -117,7 +122,7 @@ async def run_case(site: Site, victim: str, end: str, after: int, connector: str
             for n in range(after):
                 await up.put("r", EDGE, rows(some_bytes(size, n), start=n))
                 assert (await a_chunk(down)).seq == n
-                if connector == "Line":
+                if connector in LINES:
                     await until(lambda: has_line(up, "r"))
             hit = first if victim == "producer's sidecar" else second
             told = take_until_told(down)

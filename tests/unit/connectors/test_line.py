@@ -101,7 +101,7 @@ async def test_nobody_gives_room_to_a_stream_without_its_token(site: Site) -> No
         assert stream.line is not None
         free, token = stream.credits, stream.line[1]
         session = stream.attachment.attached.session
-        forger = await claim(pair.hosts[0].options.ipc_dir / "sidecar.sock", session, 5)
+        forger, _ = await claim(pair.hosts[0].options.ipc_dir / "sidecar.sock", session, 5)
         for room in (
             Room(token ^ 1, stream.number, 1),
             Room(token, stream.number + 1, 1),

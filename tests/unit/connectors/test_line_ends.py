@@ -27,7 +27,6 @@ from tests.unit.connectors.kit import (
     a_pair,
     has_line,
     producer,
-    put_many,
     rows,
     some_bytes,
     until,
@@ -100,7 +99,7 @@ async def test_nobody_reaches_a_stream_without_its_token(site: Site) -> None:
         ((token, _),) = pair.down._receiver._tokens.items()
         session, told = pair.up._sender._streams["r", EDGE].line or (0, 0)
         assert told == token
-        forger = await claim(pair.hosts[0].options.ipc_dir / "sidecar.sock", session, 5)
+        forger, _ = await claim(pair.hosts[0].options.ipc_dir / "sidecar.sock", session, 5)
         tensors = describe(rows(np.zeros(8, np.uint8))).tensors
 
         def direct(token: int, *, length: int = 8, more: tuple[object, ...] = ()) -> bytes:
@@ -189,16 +188,10 @@ async def test_lines_to_engines_that_are_gone_are_closed(site: Site) -> None:
             await until(lambda: gone._closed)  # noqa: B023 - waited for here
 
 
-async def test_streams_between_two_pods_have_no_line(site: Site) -> None:
-    async with a_pair(site, "two pods") as pair:
-        await pair.down.open("r", producer(pair.up))
-        await put_many(pair.up, "r", 20)
-        assert len(await whole_stream(pair.down)) == 20
-        assert not lines(pair.up)._out
-        assert not pair.down._receiver._tokens
+ANY_MODE = pytest.mark.parametrize("mode", ["same pod", "two pods", "mooncake"])
 
 
-async def run_any_way(site: Site, monkeypatch: pytest.MonkeyPatch, count: int, seed: int) -> None:
+async def run_any_way(site: Site, monkeypatch: pytest.MonkeyPatch, mode: str, count: int, seed: int) -> None:
     """Many streams at once whose chunks take either way at random, while the consumer's reader comes and goes, and some
     of which either side gives up: byte-exact or ended with a reason.
     """
@@ -209,7 +202,7 @@ async def run_any_way(site: Site, monkeypatch: pytest.MonkeyPatch, count: int, s
     ways: set[bool] = set()
     send = Lines.send
     monkeypatch.setattr(Lines, "send", lambda *a: ways.add(done := send(*a)) or done)
-    async with a_pair(site, "same pod") as pair:
+    async with a_pair(site, mode) as pair:
         chunks = {f"r{n}": [dice.choice(sizes) for _ in range(dice.randrange(1, 60))] for n in range(count)}
         given_up = {name: dice.choice(("up", "down")) for name in chunks if dice.random() < 0.2}
         got = dict.fromkeys(chunks, 0)
@@ -272,15 +265,19 @@ async def run_any_way(site: Site, monkeypatch: pytest.MonkeyPatch, count: int, s
         await pair.nothing_left()
 
 
-async def test_streams_are_exact_whichever_way_their_chunks_take(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+@ANY_MODE
+async def test_streams_are_exact_whichever_way_their_chunks_take(
+    site: Site, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
     """R18, R19, R23."""
-    await run_any_way(site, monkeypatch, 40, seed=1)
+    await run_any_way(site, monkeypatch, mode, 40, seed=1)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
+@ANY_MODE
 @pytest.mark.parametrize("seed", range(2, 12))
 async def test_many_streams_are_exact_whichever_way_their_chunks_take(
-    site: Site, monkeypatch: pytest.MonkeyPatch, seed: int
+    site: Site, monkeypatch: pytest.MonkeyPatch, mode: str, seed: int
 ) -> None:
-    await run_any_way(site, monkeypatch, 400, seed)
+    await run_any_way(site, monkeypatch, mode, 400, seed)

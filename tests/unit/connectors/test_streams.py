@@ -162,7 +162,7 @@ def test_the_line_is_known_once_both_ends_are_there(table: StreamTable) -> None:
 
 def test_chunks_that_went_past_the_sidecar_count_as_put(table: StreamTable) -> None:
     a_stream_with_a_line(table)
-    assert table.bypassed(P, SENT, 0) == [Count(KEY, "t", SENT)]
+    assert table.bypassed(P, SENT, 0) == [Count(C, KEY, "t", SENT)]
     assert delivered(table.put(P, piece(2), 0)) == [2]
     assert table.taken(C, 2, 0) == [Grant(P, 2)]
     assert delivered(table.put(P, piece(3, finished=True), 0)) == [3]

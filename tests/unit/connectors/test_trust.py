@@ -13,7 +13,7 @@ import pytest
 
 from omni_runtime.connectors import ipc, wire
 from omni_runtime.connectors.client import SidecarEdgeClient
-from omni_runtime.connectors.handshake import MAGIC, REFUSAL, Dialler, Listener, Secrets, nonce
+from omni_runtime.connectors.handshake import LINK, REFUSAL, Dialler, Listener, Secrets, nonce
 from omni_runtime.connectors.ipc import SOCKET_NAME
 from omni_runtime.connectors.secure import dial
 from omni_runtime.connectors.wire import ChunkHeader, Put, Slab
@@ -126,8 +126,8 @@ async def dialled(host: Host) -> socket.socket:
     "hello",
     [
         pytest.param(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 80, id="another protocol"),
-        pytest.param(MAGIC + b"e" * 32 + b"s" * 32, id="another key"),
-        pytest.param(MAGIC + b"\0" * 64, id="a point of small order"),
+        pytest.param(LINK + b"e" * 32 + b"s" * 32, id="another key"),
+        pytest.param(LINK + b"\0" * 64, id="a point of small order"),
         pytest.param(b"\xff" * 1_000_000, id="very many bytes"),
     ],
 )
@@ -248,7 +248,7 @@ async def test_slow_strangers_cost_a_socket_for_a_few_seconds(site: Site, monkey
         loop = asyncio.get_running_loop()
         for sock in slow:
             with contextlib.suppress(ConnectionError):
-                await loop.sock_sendall(sock, MAGIC[:1])
+                await loop.sock_sendall(sock, LINK[:1])
         assert len(host.sidecar.listener._tasks) <= 22
         for sock in slow:
             await hung_up(sock)
