@@ -17,7 +17,8 @@ import struct
 import tempfile
 from typing import Final
 
-from omni_runtime.connectors.wire import ALIGNMENT, ProtocolError, Slab
+from omni_runtime.connectors.tensors import ALIGNMENT, ProtocolError
+from omni_runtime.connectors.wire import Slab
 
 PAGE: Final = 4096
 _HEADER: Final = struct.Struct("<QQ")  # generation, length; in the ALIGNMENT bytes before the slab's data

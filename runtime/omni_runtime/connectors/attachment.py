@@ -18,7 +18,8 @@ from omni_runtime.connectors import payloads, wire
 from omni_runtime.connectors.arena import Arena, SlabPool
 from omni_runtime.connectors.ipc import FrameChannel, dial
 from omni_runtime.connectors.line import Heard, Lines
-from omni_runtime.connectors.wire import ProtocolError, Slab
+from omni_runtime.connectors.tensors import ProtocolError
+from omni_runtime.connectors.wire import Slab
 from omni_runtime.protocol.payload import Payload
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

@@ -19,7 +19,8 @@ from omni_runtime.connectors.neighbours import Neighbours
 from omni_runtime.connectors.node_folder import NodeFolder
 from omni_runtime.connectors.receiver import Events, Receiver
 from omni_runtime.connectors.sender import Sender
-from omni_runtime.connectors.wire import WINDOW_PIECES, ProtocolError, Put
+from omni_runtime.connectors.tensors import ProtocolError
+from omni_runtime.connectors.wire import WINDOW_PIECES, Put
 from omni_runtime.deploy.plan import CONTRACT_VERSION, ResolvedPlan
 from omni_runtime.errors import DeadlineExceeded, OmniError, StreamClosed, UpstreamLost, by_code
 from omni_runtime.logs import get_logger

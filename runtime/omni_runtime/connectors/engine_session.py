@@ -9,7 +9,8 @@ from omni_runtime.connectors import wire
 from omni_runtime.connectors.hub import Hub
 from omni_runtime.connectors.ipc import FrameChannel, Line
 from omni_runtime.connectors.streams import Key, Piece, Port
-from omni_runtime.connectors.wire import ProtocolError, Put, Slab
+from omni_runtime.connectors.tensors import ProtocolError
+from omni_runtime.connectors.wire import Put, Slab
 
 
 def accept(hub: Hub, attach: wire.Attach) -> EngineSession | wire.Rejected:

@@ -28,7 +28,7 @@ from cryptography.exceptions import InvalidTag
 from omni_runtime.connectors import secure, wire
 from omni_runtime.connectors.handshake import LINE, TAG_BYTES, HandshakeRefused, Secrets
 from omni_runtime.connectors.sealed_line import INTRODUCTION, PREFIX, open_frame, seal
-from omni_runtime.connectors.wire import ProtocolError
+from omni_runtime.connectors.tensors import ProtocolError
 from omni_runtime.logs import get_logger
 from omni_runtime.protocol.channels import CurveKeys
 

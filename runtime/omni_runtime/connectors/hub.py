@@ -16,7 +16,8 @@ from omni_runtime.connectors.ledger import QUEUE, SIDECAR, SlabLedger
 from omni_runtime.connectors.metrics import SidecarMetrics
 from omni_runtime.connectors.mooncake import Mooncake
 from omni_runtime.connectors.streams import Action, Count, Deliver, Drop, Fail, Grant, Key, Limits, Port, StreamTable
-from omni_runtime.connectors.wire import ProtocolError, Slab
+from omni_runtime.connectors.tensors import ALIGNMENT, ProtocolError
+from omni_runtime.connectors.wire import Slab
 from omni_runtime.deploy.plan import CONTRACT_VERSION, ResolvedPlan
 from omni_runtime.logs import get_logger
 
@@ -296,7 +297,7 @@ class Hub:
             self.give_back(SIDECAR, offset)
 
     def lease(self, session: int, length: int) -> wire.Extent:
-        for size in (extent_length(self.arena.length, length), aligned(length + 2 * wire.ALIGNMENT, PAGE)):
+        for size in (extent_length(self.arena.length, length), aligned(length + 2 * ALIGNMENT, PAGE)):
             at = self._extents.allocate(size)
             if at is not None:
                 self._leases.setdefault(session, {})[at] = size
@@ -316,7 +317,7 @@ class Hub:
     def holds(self, session: int, slab: Slab) -> bool:
         """Whether the slab and its header lie in an extent of this session."""
         return any(
-            at <= slab.offset - wire.ALIGNMENT and slab.offset + slab.length <= at + length
+            at <= slab.offset - ALIGNMENT and slab.offset + slab.length <= at + length
             for at, length in self._leases[session].items()
         )
 

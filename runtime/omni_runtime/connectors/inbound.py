@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from omni_runtime.connectors.wire import ChunkHeader, ProtocolError, Put
+from omni_runtime.connectors.tensors import ChunkHeader, ProtocolError
+from omni_runtime.connectors.wire import Put
 
 
 class Assembled(msgspec.Struct, frozen=True, eq=False, gc=False):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 from omni_runtime.connectors import wire
-from omni_runtime.connectors.wire import ProtocolError
+from omni_runtime.connectors.tensors import ProtocolError
 
 SOCKET_NAME: Final = "sidecar.sock"
 HANDSHAKE_SECONDS: Final = 5.0

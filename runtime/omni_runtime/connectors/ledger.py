@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from omni_runtime.connectors.wire import ProtocolError, Slab
+from omni_runtime.connectors.tensors import ProtocolError
+from omni_runtime.connectors.wire import Slab
 
 QUEUE: Final = 0  # holder of slabs that no consumer has seen; sessions count from 1
 SIDECAR: Final = 0  # owner of slabs that the sidecar allocated for bytes from other pods

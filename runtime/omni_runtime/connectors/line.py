@@ -30,7 +30,8 @@ import msgspec
 from omni_runtime.connectors import wire
 from omni_runtime.connectors.ipc import claim
 from omni_runtime.connectors.sealed_line import SealedLine
-from omni_runtime.connectors.wire import INLINE_BYTES, WINDOW_PIECES, ChunkHeader, ProtocolError, TensorSpec
+from omni_runtime.connectors.tensors import ChunkHeader, ChunkMeta, ProtocolError, Tensors, TensorSpec, check_tensors
+from omni_runtime.connectors.wire import INLINE_BYTES, WINDOW_PIECES
 
 _CLAIM_SECONDS: Final = 5.0
 _HEADERS: Final = 4096  # room for what is not body in a datagram
@@ -56,7 +57,7 @@ class Direct(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     rows: _U63
     sent_at: float
     tensors: msgspec.Raw  # as in ChunkHeader; those of a stream look alike
-    meta: wire.ChunkMeta
+    meta: ChunkMeta
     body: bytes
 
 
@@ -84,14 +85,14 @@ class Heard:
 _decode: Final = msgspec.msgpack.Decoder(
     Annotated[list[Direct | Room], msgspec.Meta(min_length=1, max_length=_TOGETHER)]
 ).decode
-_decode_tensors: Final = msgspec.msgpack.Decoder(wire.Tensors).decode
+_decode_tensors: Final = msgspec.msgpack.Decoder(Tensors).decode
 
 
 @lru_cache(maxsize=256)
 def _tensors(encoded: bytes, nbytes: int) -> tuple[TensorSpec, ...]:
     """Checked. Raises as msgspec does, or ProtocolError."""
     tensors = _decode_tensors(encoded)
-    wire.check_tensors(tensors, nbytes)
+    check_tensors(tensors, nbytes)
     return tensors
 
 

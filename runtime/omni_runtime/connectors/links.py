@@ -17,7 +17,8 @@ from omni_runtime.connectors.outbound import MAX_PEERS
 from omni_runtime.connectors.peer_link import Incoming, PeerLink, parse_address
 from omni_runtime.connectors.secure import Sealed, as_bytes, copy_into
 from omni_runtime.connectors.streams import Port
-from omni_runtime.connectors.wire import FRAGMENT_BYTES, INLINE_BYTES, ProtocolError, Put, Slab
+from omni_runtime.connectors.tensors import ProtocolError
+from omni_runtime.connectors.wire import FRAGMENT_BYTES, INLINE_BYTES, Put, Slab
 from omni_runtime.logs import get_logger
 from omni_runtime.protocol.channels import CurveKeys
 

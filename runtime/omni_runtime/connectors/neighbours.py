@@ -19,7 +19,8 @@ from omni_runtime.connectors.ipc import SOCKET_NAME, Refusal
 from omni_runtime.connectors.line import Heard, Held, Room
 from omni_runtime.connectors.node_folder import NodeFolder
 from omni_runtime.connectors.receiver import Receiver
-from omni_runtime.connectors.wire import ProtocolError, Put
+from omni_runtime.connectors.tensors import ProtocolError
+from omni_runtime.connectors.wire import Put
 from omni_runtime.logs import get_logger
 
 log = get_logger(__name__)

@@ -21,7 +21,8 @@ from omni_runtime.connectors.hub import Hub
 from omni_runtime.connectors.mooncake import FETCH_BYTES
 from omni_runtime.connectors.secure import Sealed, SecureChannel
 from omni_runtime.connectors.streams import Deliver, Key, Port
-from omni_runtime.connectors.wire import FRAGMENT_BYTES, INLINE_BYTES, WINDOW_FRAGMENTS, ProtocolError, Put, Slab
+from omni_runtime.connectors.tensors import ProtocolError
+from omni_runtime.connectors.wire import FRAGMENT_BYTES, INLINE_BYTES, WINDOW_FRAGMENTS, Put, Slab
 from omni_runtime.logs import get_logger
 from omni_runtime.protocol.channels import CurveKeys
 

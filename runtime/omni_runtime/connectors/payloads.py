@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from omni_runtime.connectors.arena import aligned
-from omni_runtime.connectors.wire import DTYPE_BYTES, ChunkHeader, MetaValue, ProtocolError, TensorSpec, check_chunk
+from omni_runtime.connectors.tensors import DTYPE_BYTES, ChunkHeader, MetaValue, ProtocolError, TensorSpec, check_chunk
 from omni_runtime.protocol.payload import Payload
 
 # numpy has no bfloat16 or float8: they travel as unsigned integers of the same size (Payload.dtypes names them).

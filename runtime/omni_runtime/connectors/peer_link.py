@@ -16,7 +16,8 @@ from omni_runtime.connectors.hub import Hub
 from omni_runtime.connectors.outbound import PING_SECONDS, SILENCE_SECONDS
 from omni_runtime.connectors.secure import Sealed, SecureChannel
 from omni_runtime.connectors.streams import Port
-from omni_runtime.connectors.wire import ProtocolError, Put, Slab
+from omni_runtime.connectors.tensors import ProtocolError
+from omni_runtime.connectors.wire import Put, Slab
 from omni_runtime.protocol.channels import CurveKeys
 
 CONNECT_SECONDS: Final = 10.0

@@ -19,7 +19,8 @@ from omni_runtime.connectors.attachment import Attachment
 from omni_runtime.connectors.inbound import Assembled, Duplicate, Inbound
 from omni_runtime.connectors.limits import ClientLimits, StreamId
 from omni_runtime.connectors.line import Direct
-from omni_runtime.connectors.wire import ChunkHeader, ProtocolError, Put, Slab
+from omni_runtime.connectors.tensors import ChunkHeader, ProtocolError
+from omni_runtime.connectors.wire import Put, Slab
 from omni_runtime.errors import CapacityExceeded, DeadlineExceeded, StreamClosed, UpstreamLost
 
 _GRANT: Final = wire.WINDOW_PIECES // 4

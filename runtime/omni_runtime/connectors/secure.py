@@ -33,7 +33,7 @@ from omni_runtime.connectors.handshake import (
     Secrets,
     nonce,
 )
-from omni_runtime.connectors.wire import ProtocolError
+from omni_runtime.connectors.tensors import ProtocolError
 from omni_runtime.protocol.channels import CurveKeys
 
 HANDSHAKE_SECONDS: Final = 5.0

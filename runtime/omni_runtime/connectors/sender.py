@@ -15,7 +15,8 @@ from omni_runtime.connectors.arena import largest_slab
 from omni_runtime.connectors.attachment import Attachment, SlabReservation
 from omni_runtime.connectors.limits import ClientLimits, StreamId
 from omni_runtime.connectors.line import Held, Room
-from omni_runtime.connectors.wire import FRAGMENT_BYTES, INLINE_BYTES, WINDOW_PIECES, ChunkHeader, Put, Slab
+from omni_runtime.connectors.tensors import MAX_CHUNK_BYTES, ChunkHeader
+from omni_runtime.connectors.wire import FRAGMENT_BYTES, INLINE_BYTES, WINDOW_PIECES, Put, Slab
 from omni_runtime.errors import CapacityExceeded, DeadlineExceeded, OmniError, StreamClosed, UpstreamLost, by_code
 from omni_runtime.protocol.payload import Payload
 
@@ -93,7 +94,7 @@ class Sender:
         """See api.EdgeClient.put."""
         limits = self._limits
         header = payloads.describe(payload)
-        if header.nbytes > min(limits.max_chunk_bytes, wire.MAX_CHUNK_BYTES):
+        if header.nbytes > min(limits.max_chunk_bytes, MAX_CHUNK_BYTES):
             raise CapacityExceeded(
                 f"chunk of {header.nbytes} bytes on {edge} of request {request};"
                 f" at most {limits.max_chunk_bytes} are allowed"

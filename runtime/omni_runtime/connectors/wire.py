@@ -1,34 +1,23 @@
 """Messages of the data path: engine <-> sidecar (unix socket) and sidecar <-> sidecar (TCP, CURVE).
 
 A message is a msgpack header and at most one raw buffer; there is no pickle and no object is built from a name that
-a peer chose. Everything that a peer announces (dtype, shape, offsets, lengths) is checked here, before any
-allocation, and a violation is a ProtocolError. Free of numpy and torch: the sidecar only moves bytes.
+a peer chose. Everything that a peer announces is checked here and in `tensors`, before any allocation, and a violation
+is a ProtocolError. Free of numpy and torch: the sidecar only moves bytes.
 """
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
 from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from omni_runtime.errors import OmniError
-
-DTYPE_BYTES: Final[dict[str, int]] = {
-    "bool": 1, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
-    "int32": 4, "uint32": 4, "float32": 4,
-    "int64": 8, "uint64": 8, "float64": 8,
-}  # fmt: skip
-ALIGNMENT: Final = 64  # of every tensor and slab: a cache line, and enough for any vector load
+from omni_runtime.connectors.tensors import MAX_CHUNK_BYTES, ChunkHeader, ProtocolError, check_chunk
 
 MAX_HEADER_BYTES: Final = 64 << 10
 MAX_BODY_BYTES: Final = 1 << 20
 INLINE_BYTES: Final = 32 << 10  # a chunk up to this size travels in the message; above, through the arena
 FRAGMENT_BYTES: Final = 512 << 10  # unit of fairness on TCP, and of a spill when the arena is full
-MAX_CHUNK_BYTES: Final = 4 << 30
 WINDOW_PIECES: Final = 16  # pieces of one stream that may wait at each hop
 LINE_KEYS_BYTES: Final = 64  # of both directions of a line to another pod
 WINDOW_FRAGMENTS: Final = 8  # unacknowledged fragments of one stream between two sidecars
@@ -42,52 +31,9 @@ _Id = Annotated[str, Meta(min_length=1, max_length=256)]
 _Reason = Annotated[str, Meta(max_length=2048)]
 _Code = Annotated[str, Meta(max_length=64)]
 
-_Text = Annotated[str, Meta(max_length=4096)]
-MetaValue = int | float | bool | None | _Text | Annotated[tuple[int | float, ...], Meta(max_length=4096)]
-
-
-class ProtocolError(OmniError):
-    """A peer sent something that the protocol does not allow."""
-
-    code = "ProtocolError"
-    http_status = 502
-
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag_field="t", forbid_unknown_fields=True, gc=False):
     pass
-
-
-# --- what a chunk is
-
-ChunkMeta = Annotated[dict[Annotated[str, Meta(max_length=64)], MetaValue], Meta(max_length=64)]
-
-
-class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """One tensor in a chunk's bytes; `offset` from the chunk's first byte."""
-
-    name: Annotated[str, Meta(min_length=1, max_length=64)]
-    dtype: Annotated[str, Meta(max_length=32)]
-    shape: Annotated[tuple[_U63, ...], Meta(max_length=8)]
-    offset: _U63
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
-
-
-Tensors = Annotated[tuple[TensorSpec, ...], Meta(max_length=64)]
-
-
-class ChunkHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Travels once per chunk, with its first piece."""
-
-    start: _U63  # absolute position of the first row
-    rows: _U63
-    finished: bool
-    nbytes: Annotated[int, Meta(ge=0, le=MAX_CHUNK_BYTES)]  # of all pieces together
-    sent_at: float  # wall clock, seconds
-    tensors: Tensors = ()
-    meta: ChunkMeta = {}
 
 
 class Slab(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -408,32 +354,6 @@ def check_put(put: Put) -> None:
             raise ProtocolError(f"only piece has {put.length} bytes of a chunk of {put.chunk.nbytes}")
         if put.length > put.chunk.nbytes:
             raise ProtocolError(f"piece of {put.length} bytes in a chunk of {put.chunk.nbytes}")
-
-
-def check_chunk(chunk: ChunkHeader) -> None:
-    """Raises as check_tensors."""
-    check_tensors(chunk.tensors, chunk.nbytes)
-
-
-@lru_cache(maxsize=256)  # the chunks of a stream look alike
-def check_tensors(tensors: tuple[TensorSpec, ...], nbytes: int) -> None:
-    """Raises ProtocolError for an unknown dtype, or tensors that overlap or reach past the chunk's end."""
-    end = 0
-    names: set[str] = set()
-    for tensor in tensors:
-        if tensor.dtype not in DTYPE_BYTES:
-            raise ProtocolError(f"tensor {tensor.name!r}: dtype {tensor.dtype!r} is not allowed: {sorted(DTYPE_BYTES)}")
-        if tensor.name in names:
-            raise ProtocolError(f"tensor {tensor.name!r} occurs twice")
-        names.add(tensor.name)
-        if tensor.offset % ALIGNMENT or tensor.offset < end:
-            raise ProtocolError(f"tensor {tensor.name!r}: offset {tensor.offset} overlaps or is not aligned")
-        end = tensor.offset + tensor.nbytes
-        if end > nbytes:
-            raise ProtocolError(
-                f"tensor {tensor.name!r}: {tensor.dtype}{list(tensor.shape)} at {tensor.offset} ends at {end},"
-                f" past the chunk's {nbytes} bytes"
-            )
 
 
 def check_body(put: Put, body_length: int) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from omni_runtime.connectors.arena import PAGE, Allocator, Arena, SlabPool, create_file, largest_slab
 from omni_runtime.connectors.ledger import QUEUE, SlabLedger
-from omni_runtime.connectors.wire import ProtocolError, Slab
+from omni_runtime.connectors.tensors import ProtocolError
+from omni_runtime.connectors.wire import Slab
 
 MIB = 1 << 20
 

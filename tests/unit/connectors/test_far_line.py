@@ -21,7 +21,8 @@ from omni_runtime.connectors.line import Lines
 from omni_runtime.connectors.outbound import PeerSession
 from omni_runtime.connectors.payloads import describe
 from omni_runtime.connectors.sealed_line import SealedLine
-from omni_runtime.connectors.wire import INLINE_BYTES, WINDOW_PIECES, ProtocolError
+from omni_runtime.connectors.tensors import ProtocolError
+from omni_runtime.connectors.wire import INLINE_BYTES, WINDOW_PIECES
 from omni_runtime.errors import DeadlineExceeded, OmniError, StreamClosed
 from tests.unit.connectors.kit import (
     EDGE,

@@ -15,7 +15,8 @@ from omni_runtime.connectors.api import ChunkReceived
 from omni_runtime.connectors.ipc import claim
 from omni_runtime.connectors.line import Lines
 from omni_runtime.connectors.payloads import describe
-from omni_runtime.connectors.wire import INLINE_BYTES, WINDOW_PIECES, ProtocolError
+from omni_runtime.connectors.tensors import ProtocolError
+from omni_runtime.connectors.wire import INLINE_BYTES, WINDOW_PIECES
 from omni_runtime.errors import OmniError, StreamClosed
 from tests.unit.connectors.kit import (
     EDGE,

@@ -14,6 +14,7 @@ import pytest
 from omni_runtime.connectors import neighbours, wire
 from omni_runtime.connectors.attachment import Attachment
 from omni_runtime.connectors.node_folder import NodeFolder
+from omni_runtime.connectors.tensors import ChunkHeader, ProtocolError
 from omni_runtime.errors import StreamClosed
 from omni_runtime.protocol.channels import generate_keys
 from tests.unit.connectors.kit import (
@@ -223,7 +224,7 @@ async def test_a_neighbour_speaks_of_its_own_streams_only(site: Site, node: Path
         assert near is not own
         number = receiver._streams["mine", EDGE].number
         receiver.on_failed(near, number, "UpstreamLost", "forged")
-        with pytest.raises(wire.ProtocolError, match="another sidecar"):
-            receiver.on_put(near, wire.Put(number, 0, 0, True, 0, None, wire.ChunkHeader(0, 0, True, 0, 0.0)), b"")
+        with pytest.raises(ProtocolError, match="another sidecar"):
+            receiver.on_put(near, wire.Put(number, 0, 0, True, 0, None, ChunkHeader(0, 0, True, 0, 0.0)), b"")
         await local.put("mine", EDGE, rows(some_bytes(SMALL, 0), finished=True))
         assert exact([await a_chunk(pair.down)]) == [0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from omni_runtime.connectors import payloads
-from omni_runtime.connectors.wire import ProtocolError
+from omni_runtime.connectors.tensors import ProtocolError
 from omni_runtime.protocol.payload import Payload
 from tests.unit.connectors.kit import EDGE, MODES, Site, a_chunk, a_pair, producer, some_bytes, until
 

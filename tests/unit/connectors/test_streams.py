@@ -20,7 +20,8 @@ from omni_runtime.connectors.streams import (
     Port,
     StreamTable,
 )
-from omni_runtime.connectors.wire import WINDOW_PIECES, ChunkHeader, Put
+from omni_runtime.connectors.tensors import ChunkHeader
+from omni_runtime.connectors.wire import WINDOW_PIECES, Put
 
 KEY = Key("thinker-0", "thinker->talker", "r")
 P, C = Port(1, 1), Port(2, 1)
@@ -259,7 +260,8 @@ class StreamModel(RuleBasedStateMachine):
                         self.got_finished.add(n)
                 case Grant(producer, pieces):
                     self.window[producer.stream] += pieces
-                case Count(key, _, chunks):
+                case Count(consumer, key, _, chunks):
+                    assert key == self.key(consumer.stream)
                     self.counted[int(key.request)] += len(chunks)
                 case Fail(port, code, _):
                     assert code != "ProtocolError", "nobody broke a rule"

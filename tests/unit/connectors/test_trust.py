@@ -16,7 +16,8 @@ from omni_runtime.connectors.client import SidecarEdgeClient
 from omni_runtime.connectors.handshake import LINK, REFUSAL, Dialler, Listener, Secrets, nonce
 from omni_runtime.connectors.ipc import SOCKET_NAME
 from omni_runtime.connectors.secure import dial
-from omni_runtime.connectors.wire import ChunkHeader, Put, Slab
+from omni_runtime.connectors.tensors import ChunkHeader
+from omni_runtime.connectors.wire import Put, Slab
 from omni_runtime.deploy.plan import CONTRACT_VERSION
 from omni_runtime.errors import ContractMismatch, DeadlineExceeded
 from omni_runtime.protocol.channels import generate_keys

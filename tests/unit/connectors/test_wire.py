@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from omni_runtime.connectors import ipc, payloads, wire
 from omni_runtime.connectors.inbound import Duplicate, Inbound
-from omni_runtime.connectors.wire import ChunkHeader, ProtocolError, Put, Slab, TensorSpec
+from omni_runtime.connectors.tensors import DTYPE_BYTES, MAX_CHUNK_BYTES, ChunkHeader, ProtocolError, TensorSpec
+from omni_runtime.connectors.wire import Put, Slab
 from omni_runtime.protocol.payload import Payload
 
 DECODERS = (
@@ -87,7 +88,7 @@ def header(*tensors: TensorSpec, nbytes: int = 1024) -> bytes:
         pytest.param(
             header(TensorSpec("x", "uint8", (1,), 0), TensorSpec("x", "uint8", (1,), 64)), "twice", id="same name twice"
         ),
-        pytest.param(header(nbytes=wire.MAX_CHUNK_BYTES + 1), "<= 4294967296", id="chunk over the limit"),
+        pytest.param(header(nbytes=MAX_CHUNK_BYTES + 1), "<= 4294967296", id="chunk over the limit"),
         pytest.param(wire.encode(Put(1, 0, 0, True, 5, None, None)), "chunk header", id="piece 0 without header"),
         pytest.param(
             wire.encode(Put(1, 0, 1, True, 5, Slab(64, 6, 1), None)), "slab of 6", id="slab of another length"
@@ -125,7 +126,7 @@ def test_a_descriptor_is_small() -> None:
     assert len(wire.encode(Put(70_000, 1000, 0, True, 8 << 20, Slab(1 << 28, 8 << 20, 7 << 32), chunk))) <= 256
 
 
-_DTYPES = sorted(wire.DTYPE_BYTES)
+_DTYPES = sorted(DTYPE_BYTES)
 
 
 @settings(max_examples=200, deadline=None)
