@@ -3,11 +3,13 @@
     python -m benchmarks.autoscale_sim --all [--json FILE] [--plots FOLDER] [--markdown FILE]
     python -m benchmarks.autoscale_sim --trace azure_code --policy ours hpa [--seeds 2]
     python -m benchmarks.autoscale_sim --hindsight servegen [--seed 0] [--interval 600] [--free-starts]
+    python -m benchmarks.autoscale_sim --restart servegen azure_code [--seeds 5]
 
 Figures per trace t and policy p, means over the seeds, each with `_ci95`: t.p.attainment, t.p.accelerator_hours,
 t.p.underrun_free, t.p.scale_events, t.p.max_waiting; t.saving_at_equal_attainment, t.ours_on_pareto_front,
 t.hours_over_oracle; calibration.<row>.ttfp_error and .rtf_error. Without arguments: one seed of every pair.
 --hindsight: the fewest hours that one set of counts per interval can have that knows the trace (see hindsight.py).
+--restart: what the end of the operator's process costs in the half hour after it (see restart.py).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -26,6 +29,7 @@ from benchmarks._report import machine, report
 from benchmarks.autoscale_sim.calibrate import TOLERANCE, calibration
 from benchmarks.autoscale_sim.hindsight import best_counts, problem_of
 from benchmarks.autoscale_sim.plots import front, timeline
+from benchmarks.autoscale_sim.restart import KINDS, MOMENTS, half_hour, moment_of
 from benchmarks.autoscale_sim.runs import FOR_COMPARISON, POLICIES, TAIL_SECONDS, Result, run_job
 from benchmarks.autoscale_sim.stack import DOCUMENTED
 from benchmarks.autoscale_sim.summary import figures, markdown, rows
@@ -69,6 +73,20 @@ def _look_back(options: argparse.Namespace, described: Mapping[str, Any]) -> int
     return 0
 
 
+def _restart(options: argparse.Namespace, described: Mapping[str, Any]) -> int:
+    found: dict[str, float] = {}
+    for trace in options.restart:
+        for moment in MOMENTS:
+            for kind in KINDS:
+                rows = [half_hour(trace, s, moment_of(trace, s, moment), kind) for s in range(options.seeds)]
+                prefix = f"{trace}.{moment}.{kind}"
+                found[f"{prefix}.attainment"] = round(fmean(r.attainment for r in rows), 4)
+                found[f"{prefix}.accelerator_hours"] = round(fmean(r.hours for r in rows), 2)
+                found[f"{prefix}.scale_events"] = round(fmean(r.changes for r in rows), 1)
+    report("autoscale_sim", described, found, options.json)
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.autoscale_sim", description=__doc__)
     parser.add_argument("--all", action="store_true", help=f"every trace and policy with {SEEDS} seeds")
@@ -80,6 +98,7 @@ def main() -> int:
     parser.add_argument("--interval", type=float, default=600.0, help="of --hindsight, seconds")
     parser.add_argument("--attainment", type=float, default=0.958, help="of --hindsight")
     parser.add_argument("--free-starts", action="store_true", help="of --hindsight: replicas are there at once")
+    parser.add_argument("--restart", nargs="+", metavar="TRACE", choices=TRACES_BY_NAME)
     parser.add_argument("--processes", type=int, default=PROCESSES)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--runs", type=Path, help="file that keeps each run; what it has already is not run again")
@@ -89,6 +108,8 @@ def main() -> int:
     described, started = machine(), time.monotonic()
     if options.hindsight is not None:
         return _look_back(options, described)
+    if options.restart is not None:
+        return _restart(options, described)
     reproduced = calibration()
     print("published row                       TTFP ms  published      RTF  published")
     for r in reproduced:

@@ -1,12 +1,21 @@
-"""The operator's own decide() in the simulator: the same function, the same buckets, its priors deliberately wrong."""
+"""The operator's own decide() in the simulator: the same function, the same buckets, its priors deliberately wrong.
+
+Its process may end and start again, and it may start from what it has learned on another day: through the same memory, in
+the same format, that the operator keeps in the pipeline's status.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import msgspec
 
 from benchmarks.autoscale_sim.policy import FAST, RATIOS, SECONDS, View, histogram
 from benchmarks.autoscale_sim.stack import CODE2WAV, FRAME_SECONDS, STAGES, TALKER, THINKER, Stack
+from omni_crds.v1alpha1.learned import LearnedCapacity
 from omni_operator.autoscale.decide import decide
+from omni_operator.autoscale.memory import is_due, restored, saved
 from omni_operator.autoscale.types import (
     Decision,
     DeviceClass,
@@ -48,17 +57,49 @@ def spec_of(stack: Stack, ttfp_seconds: float, budget: int, maximum: int = 100, 
     return Spec("simulated", stages, Objectives(ttfp_seconds, 0.8, 4), budget, tuning or Tuning())
 
 
+START = datetime(2026, 6, 1, tzinfo=UTC)
+DAY = timedelta(days=1)
+DOWN_SECONDS = 30.0  # from the end of one process to the first scrape of the next: the lease, the start, the first list
+
+
 class Ours:
+    """kept: what `status.learned` has at the start, as JSON. restarts: when the process ends. remembers=False: and what
+    it has learned ends with it, as it did before anything was kept."""
+
     interval = 15.0
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        kept: bytes | None = None,
+        began: datetime = START,
+        restarts: Sequence[float] = (),
+        remembers: bool = True,
+    ) -> None:
         self.spec = spec
-        self._state = State()
+        self.kept = kept
+        self._began, self._remembers = began, remembers
+        self._restarts = list(restarts)
+        self._down_until = 0.0
+        self._state = self._fresh(0.0)
+        self._written: LearnedCapacity | None = None
+        self._written_at = 0.0
         self._before: View | None = None
         self.decisions: list[Decision] = []
         self.windows: list[tuple[Window, dict[str, StageFleet]]] = []
 
-    def decide(self, view: View) -> Sequence[int]:
+    def decide(self, view: View) -> Sequence[int] | None:
+        if self._restarts and view.now >= self._restarts[0]:
+            self._down_until = self._restarts.pop(0) + DOWN_SECONDS
+        if view.now < self._down_until:
+            self._before = None
+            return None
+        if self._down_until and self._before is None:
+            # The first scrape of a process: rates need two.
+            self._before = view
+            self._state = self._fresh(view.now)
+            return None
         window = window_of(view, self._before)
         self._before = view
         fleet = {
@@ -66,9 +107,24 @@ class Ours:
             for name, s in zip(STAGES, view.stages, strict=True)
         }
         decision, self._state = decide(self.spec, window, fleet, Limits(), self._state, view.now)
+        self._keep(view.now, changed=bool(decision.changes))
         self.windows.append((window, fleet))
         self.decisions.append(decision)
         return [s.target for s in decision.stages]
+
+    def _fresh(self, now: float) -> State:
+        raw = msgspec.json.decode(self.kept) if self.kept is not None and self._remembers else None
+        return restored(self.spec, raw, now, self._clock(now)).state or State()
+
+    def _keep(self, now: float, *, changed: bool) -> None:
+        """As the loop does it: with the writes that a change makes, and seldom without one."""
+        fresh = saved(self.spec, self._state, now, self._clock(now))
+        if is_due(self._written, fresh, now - self._written_at, written_anyway=changed) and fresh is not None:
+            self._written, self._written_at = fresh, now
+            self.kept = fresh.model_dump_json(by_alias=True).encode()
+
+    def _clock(self, now: float) -> datetime:
+        return self._began + timedelta(seconds=now)
 
 
 def window_of(view: View, before: View | None) -> Window:

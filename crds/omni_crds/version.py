@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 # Raise by one whenever a field is added; tests/unit/crds/test_schema_version.py holds the fields of each version.
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 SCHEMA_VERSION_ANNOTATION = "serving.omni.dev/schema-version"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from omni_crds.v1alpha1.conditions import Reason
+from omni_crds.v1alpha1.learned import LearnedCapacity
 from omni_crds.v1alpha1.pipeline import OmniPipeline, ScalingDecision
 from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_crds.v1alpha1.stage import OmniStage
@@ -108,6 +109,7 @@ class Scaling:
     ready: bool
     reason: Reason
     message: str
+    learned: LearnedCapacity | None = None
 
 
 @dataclass(frozen=True, slots=True)

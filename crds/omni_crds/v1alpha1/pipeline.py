@@ -47,6 +47,7 @@ from omni_crds.v1alpha1.graph import (
     Toleration,
     TolerationOperator,
 )
+from omni_crds.v1alpha1.learned import LearnedCapacity
 from omni_crds.v1alpha1.markers import ListAtomic, ListMap, ListSet, Rule, rules
 
 # A pipeline with all its parts; graph.py only keeps this file short.
@@ -384,6 +385,8 @@ class PipelineStatus(OmniModel):
     """Time to first packet that 95 of 100 recent requests stayed within."""
     decisions: Annotated[tuple[ScalingDecision, ...], Field(max_length=10), ListAtomic()] | None = None
     """The last decisions of the autoscaler, newest first."""
+    learned: LearnedCapacity | None = None
+    """What the autoscaler has measured of a replica of each stage; a restarted operator goes on from there."""
 
 
 class OmniPipeline(OmniModel):

@@ -12,11 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from omni_crds.v1alpha1.conditions import Reason, truncate
+from omni_crds.v1alpha1.learned import LearnedCapacity
 from omni_crds.v1alpha1.pipeline import ScalingDecision, ScalingTarget
 from omni_operator import logs, metrics
 from omni_operator.autoscale.decide import decide
+from omni_operator.autoscale.memory import is_due, restored, saved
 from omni_operator.autoscale.prometheus import PrometheusReader
 from omni_operator.autoscale.record import Record, append
 from omni_operator.autoscale.scrape import Scraper
@@ -72,6 +75,10 @@ class _Tracked:
     decisions: deque[ScalingDecision] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     shown: str = ""  # the reason that the status has
     scaling: Scaling | None = None
+    learned: LearnedCapacity | None = None  # as the status has it
+    learned_at: float = 0.0
+    before: object = None  # what an operator before this one has learned, as it was found
+    restored: bool = False
 
 
 class Autoscaler:
@@ -114,11 +121,15 @@ class Autoscaler:
         if known is None or [s.name for s in known.spec.stages] != [s.name for s in spec.stages]:
             known = self._tracked[observed.key] = _Tracked(observed, plan, spec)
             # What an operator before this one has said still stands, and is not said again.
-            known.decisions.extend(_said_before(observed))
+            before = parse_status(observed.pipeline_live.status) if observed.pipeline_live is not None else None
+            if before is not None:
+                known.decisions.extend(before.decisions or ())
+                known.learned = before.learned
             known.shown = known.decisions[0].reason if known.decisions else ""
+            known.before, known.learned_at = _learned_before(observed), self._clock().timestamp()
         known.observed, known.plan, known.spec = observed, plan, spec
         if known.scaling is None or known.scaling.ready:
-            known.scaling = Scaling(tuple(known.decisions), True, Reason.AUTOSCALING, _range(spec))
+            known.scaling = Scaling(tuple(known.decisions), True, Reason.AUTOSCALING, _range(spec), known.learned)
         return known.scaling
 
     async def run_forever(self, enqueue: Callable[[Key], None]) -> None:
@@ -175,23 +186,26 @@ class Autoscaler:
         owner = _lately(tracked, now)
         if owner is not None:
             said = f"{owner.manager} has set the replicas of {owner.stage}: it is left alone; set scaling.mode External to keep it so"
-            return await self._say(key, tracked, decision, "SecondOwner", said, ready=False, changed=False)
-        for stage in decision.changes:
-            await self._write(tracked, stage)
-        return await self._say(
-            key,
-            tracked,
-            decision,
-            decision.reason,
-            decision.message,
-            ready=decision.ready,
-            changed=bool(decision.changes),
-        )
+            news = await self._say(key, tracked, decision, "SecondOwner", said, ready=False, changed=False)
+        else:
+            for stage in decision.changes:
+                await self._write(tracked, stage)
+            news = await self._say(
+                key,
+                tracked,
+                decision,
+                decision.reason,
+                decision.message,
+                ready=decision.ready,
+                changed=bool(decision.changes),
+            )
+        return _learned(tracked, now, written_anyway=news) or news
 
     async def _decide(self, tracked: _Tracked, window: Window, fleet: dict[str, StageFleet], now: float) -> Decision:
         """First what the pipeline would have if nothing but its budget held it; nodes and quotas are read only where
         that is more than it has."""
         key, spec, limits = tracked.observed.key, tracked.spec, Limits()
+        start = None if tracked.restored else _restore(tracked, now)
         decision, state = decide(spec, window, fleet, limits, tracked.state, now)
         room = await self._surroundings.room(tracked.observed, tracked.plan, spec, fleet, decision)
         if room is not None:
@@ -201,7 +215,7 @@ class Autoscaler:
             self._surroundings.tell(key, wished, decision)
         tracked.state = state
         if self._record is not None:
-            append(self._record, key, Record(spec, window, tuple(fleet.values()), limits, now))
+            append(self._record, key, Record(spec, window, tuple(fleet.values()), limits, now, start))
         return decision
 
     async def _scrape(self, tracked: _Tracked, now: datetime) -> Scrape:
@@ -265,7 +279,11 @@ class Autoscaler:
         tracked.decisions.appendleft(as_status(decision, reason, message, self._clock()))
         said = _REASONS.get(reason, Reason.AUTOSCALING)
         tracked.scaling = Scaling(
-            tuple(tracked.decisions), ready, said, truncate(message if not ready else _range(tracked.spec))
+            tuple(tracked.decisions),
+            ready,
+            said,
+            truncate(message if not ready else _range(tracked.spec)),
+            tracked.learned,
         )
         about = tracked.observed.pipeline_live
         if about is not None and (changed or not ready):
@@ -274,9 +292,33 @@ class Autoscaler:
         return True
 
 
-def _said_before(observed: Observed) -> tuple[ScalingDecision, ...]:
-    live = observed.pipeline_live
-    return (parse_status(live.status).decisions or ()) if live is not None else ()
+def _learned_before(observed: Observed) -> object:
+    return observed.pipeline_live.status.get("learned") if observed.pipeline_live is not None else None
+
+
+def _restore(tracked: _Tracked, now: float) -> dict[str, Any]:
+    """Start from what an operator before this one has learned. What cannot be used is named once, and measured anew.
+
+    Returns what was used, for the record; {}: nothing.
+    """
+    raw, tracked.restored = tracked.before, True
+    before = restored(tracked.spec, raw, now, datetime.fromtimestamp(now, UTC))
+    tracked.state = before.state or State()
+    if raw is not None:
+        used = before.state is not None
+        logs.info("autoscaler.restored", pipeline=str(tracked.observed.key), used=used, ignored=list(before.ignored))
+    return dict(raw) if before.state is not None and isinstance(raw, dict) else {}
+
+
+def _learned(tracked: _Tracked, now: datetime, *, written_anyway: bool) -> bool:
+    """Whether the status should have what was learned since it was last written."""
+    fresh = saved(tracked.spec, tracked.state, now.timestamp(), now)
+    since = now.timestamp() - tracked.learned_at
+    if tracked.scaling is None or not is_due(tracked.learned, fresh, since, written_anyway=written_anyway):
+        return False
+    tracked.learned, tracked.learned_at = fresh, now.timestamp()
+    tracked.scaling = replace(tracked.scaling, learned=fresh)
+    return True
 
 
 def _lately(tracked: _Tracked, now: datetime) -> Owner | None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from omni_operator.autoscale.decide import decide
+from omni_operator.autoscale.memory import restored
 from omni_operator.autoscale.types import Decision, Limits, Spec, StageFleet, Window
 from omni_operator.autoscale.view import State
 from omni_operator.observed import Key
@@ -25,6 +28,8 @@ class Record:
     fleet: tuple[StageFleet, ...]
     limits: Limits
     now: float
+    # Of the first call of a process: what `status.learned` had, or nothing ({}); None: the state of the call before.
+    start: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,9 @@ def replay(records: Iterable[Record], change: Mapping[str, float] | None = None)
     state = State()
     for record in records:
         spec = replace(record.spec, tuning=replace(record.spec.tuning, **(change or {})))
+        if record.start is not None:
+            before = restored(record.spec, record.start or None, record.now, datetime.fromtimestamp(record.now, UTC))
+            state = before.state or State()
         decision, state = decide(
             spec, record.window, {f.name: f for f in record.fleet}, record.limits, state, record.now
         )

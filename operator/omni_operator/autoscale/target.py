@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from omni_crds.v1alpha1.pipeline import ScalingMode
 from omni_operator.autoscale.scrape import Target
@@ -68,6 +71,7 @@ def spec_of(observed: Observed, plan: ResolvedPlan) -> Spec | None:
                 realtime=any(_speaks(plan, s) for s in group),
                 prior=PRIORS.get(group[0].engine, Prior()),
                 fixed=not ours,
+                facts=_facts(plan, group),
             )
         )
     if all(s.fixed for s in stages):
@@ -79,6 +83,29 @@ def spec_of(observed: Observed, plan: ResolvedPlan) -> Spec | None:
         objectives=_objectives(observed),
         budget=spec.budget.accelerators if spec.budget is not None else None,
     )
+
+
+def _facts(plan: ResolvedPlan, group: tuple[StagePlan, ...]) -> str:
+    """Hash of what the speed of a replica depends on. Without images: a new one is mostly as fast as the old one, and
+    where it is not, measurements overrule what was known within minutes."""
+    names = {s.name for s in group}
+    stages = [
+        (
+            s.name,
+            s.engine,
+            s.device,
+            s.tensor_parallel,
+            s.pipeline_parallel,
+            s.max_concurrency,
+            s.cpu,
+            s.engine_args,
+            s.env,
+        )
+        for s in group
+    ]
+    edges = [e for e in plan.edges if names & {e.source, e.to}]
+    told = msgspec.json.encode((plan.model.uri, plan.model.revision, stages, edges), order="sorted")
+    return hashlib.sha256(told).hexdigest()[:10]
 
 
 def _objectives(observed: Observed) -> Objectives:

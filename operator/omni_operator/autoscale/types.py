@@ -108,6 +108,7 @@ class StageSpec:
     prior: Prior = Prior()
     fixed: bool = False  # not ours to scale: a fixed count, or another owner; counted, never changed
     unit_audio_seconds: float = 0.0  # audio per unit of work, for the real-time factor; 0: no audio
+    facts: str = ""  # hash of what its speed depends on: where it changes, what was learned is of another stage
 
     @property
     def devices(self) -> int:

@@ -46,7 +46,8 @@ STUCK_WINDOWS = 4
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What decide() remembers. Lost in a restart, it is rebuilt from the next windows; until then nothing shrinks."""
+    """What decide() remembers. memory.py keeps the slow part of it over a restart; the rest comes from the next windows,
+    and until then nothing shrinks."""
 
     learned: tuple[Learned, ...] = ()
     samples: tuple[LoadSample, ...] = ()
@@ -56,6 +57,7 @@ class State:
     ratio: float = 1.0  # TTFP p95 over the sum of the predicted shares
     caution: tuple[float, ...] = ()  # factor on a stage's predicted share
     stuck: int = 0  # windows in a row with a queue that nothing feeds and nothing drains
+    facts: tuple[str, ...] = ()  # of each stage, when it was learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +77,25 @@ class View:
 
 
 def initial(spec: Spec, state: State, now: float) -> State:
-    count = len(spec.stages)
-    if len(state.learned) == count:
-        return state
-    return State((Learned(),) * count, (), (), (Moves(),) * count, (now,) * count, caution=(1.0,) * count)
+    count, facts = len(spec.stages), tuple(s.facts for s in spec.stages)
+    if len(state.learned) != count:
+        return State(
+            (Learned(),) * count, (), (), (Moves(),) * count, (now,) * count, caution=(1.0,) * count, facts=facts
+        )
+    return state if state.facts == facts else _without_changed(state, facts)
+
+
+def _without_changed(state: State, facts: tuple[str, ...]) -> State:
+    """Another model, device or setting is another stage: what was learned of it before would mislead for long."""
+    same = [a == b for a, b in zip(state.facts or facts, facts, strict=True)]
+    return replace(
+        state,
+        learned=tuple(known if s else Learned() for s, known in zip(same, state.learned, strict=True)),
+        caution=tuple(c if s else 1.0 for s, c in zip(same, state.caution, strict=True)),
+        ratio=state.ratio if all(same) else 1.0,
+        wishes=state.wishes if all(same) else (),
+        facts=facts,
+    )
 
 
 def observe(

@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from pydantic import ValidationError
 
+from omni_crds.v1alpha1.learned import LearnedCapacity
 from omni_operator.autoscale.record import Replayed, read, replay
 from omni_operator.autoscale.tuning import parse_tuning
 from omni_operator.cli.facts import last_words
@@ -67,6 +69,7 @@ def explained(body: Mapping[str, Any]) -> Iterator[str]:
     ready: Mapping[str, Any] = next((c for c in status.get("conditions") or () if c.get("type") == "ScalingReady"), {})
     yield f"{body['metadata']['name']}: ScalingReady {ready.get('status', 'Unknown')}, {ready.get('reason', 'nothing said yet')}"
     yield f"  {ready.get('message', '')}"
+    yield from learned(status.get("learned"))
     decisions = status.get("decisions") or ()
     if not decisions:
         yield "  no decision yet: no stage has scaling.mode Operator, or nothing has changed"
@@ -85,6 +88,22 @@ def explained(body: Mapping[str, Any]) -> Iterator[str]:
         for name in ("inputs", "candidates"):
             if decision.get(name):
                 yield f"  {name}: {decision[name]}"
+
+
+def learned(raw: object) -> Iterator[str]:
+    """What one replica of each stage can do, as far as it has been measured."""
+    try:
+        known = LearnedCapacity.model_validate(raw)
+    except ValidationError:
+        return
+    yield f"  one replica, as measured until {known.time}:"
+    for stage in known.stages:
+        yield (
+            f"  {stage.name:<14}{stage.requests_per_hour / 3600:>7.2f} requests/s with all slots taken; "
+            f"{stage.step_nanoseconds / 1e6:.3g} ms a unit at {stage.batch_thousandths / 1000:.1f} requests at once, "
+            f"{stage.slope_nanoseconds / 1e6:.2g} ms more for each further one; "
+            f"{stage.work_thousandths / 1000:.0f} units a request"
+        )
 
 
 def replay_file(

@@ -69,17 +69,23 @@ def plan_status(observed: Observed, plan: Plan, outcome: Outcome, now: datetime)
         else None,
         # A restarted operator has decided nothing yet: what was said before still stands.
         decisions=observed.scaling.decisions if observed.scaling is not None else old.decisions,
+        learned=observed.scaling.learned if observed.scaling is not None else old.learned,
     )
     notes = transitions(old.conditions or (), conditions)
     return StatusPlan(status.model_dump(by_alias=True, exclude_none=True, mode="json"), notes, tuple(groups))
 
 
 def parse_status(raw: Mapping[str, Any]) -> PipelineStatus:
-    """What we wrote before; a status that does not parse (another version's) counts as none."""
-    try:
-        return PipelineStatus.model_validate(raw)
-    except ValidationError:
-        return PipelineStatus()
+    """What we wrote before; a status that does not parse (another version's) counts as none.
+
+    What was learned must not take the rest with it: memory.py reads it again, and says why where it does not parse.
+    """
+    for tried in (raw, {key: value for key, value in raw.items() if key != "learned"}):
+        try:
+            return PipelineStatus.model_validate(tried)
+        except ValidationError:
+            continue
+    return PipelineStatus()
 
 
 def transitions(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Note, ...]:

@@ -218,3 +218,25 @@ async def test_a_quota_of_the_real_server_limits_growth(site: Site) -> None:
 def test_a_mode_that_does_not_exist_is_refused(site: Site, mode: str) -> None:
     with pytest.raises(Refused, match="Operator"):
         site.apply(stages=[{"name": "talker", "scaling": {**SCALING, "mode": mode}}])
+
+
+async def test_what_was_learned_is_in_the_status_and_outlives_the_operator(site: Site) -> None:
+    """Through the schema of the real server: nothing of it is pruned, and a second process goes on from it."""
+    it = await scaled(site, maxReplicas=1)
+    await it.step()
+    for _ in range(45):
+        it.now += timedelta(seconds=15)
+        it.scraper.ended += 4
+        await it.autoscaler.step(Key(site.namespace, "p"))
+    await it.look()
+    kept = site.status()["learned"]
+    talker = next(s for s in kept["stages"] if s["name"] == "talker")
+    assert talker["learnedFor"] and talker["stepNanoseconds"] == pytest.approx(2e9, rel=0.01)
+    assert talker["arrivalsPerMinute"] and talker["cautionThousandths"] > 0
+    successor = Scaled(site, Tuning())
+    successor.scraper, successor.now = it.scraper, it.now
+    await successor.look()
+    assert site.status()["learned"] == kept, "a restart alone writes nothing"
+    for _ in range(3):
+        await successor.step(4)
+    assert successor.autoscaler._tracked[Key(site.namespace, "p")].state.learned[1].weight > 4

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from PIL import Image
 from prometheus_client import generate_latest
 
 from omni_crds.v1alpha1.conditions import Reason
+from omni_operator.autoscale.capacity import fit
 from omni_operator.autoscale.loop import Autoscaler
 from omni_operator.autoscale.record import read, replay
 from omni_operator.autoscale.scrape import Scraper, Target, samples
@@ -68,8 +71,8 @@ class Scaled:
         plan = plan_pipeline(observed, now=self.now)
         return self.autoscaler.track(observed, plan.resolved)
 
-    async def step(self, requests: int = 0, ttfp: float = 0.4) -> bool:
-        self.now += timedelta(seconds=15)
+    async def step(self, requests: int = 0, ttfp: float = 0.4, seconds: float = 15.0) -> bool:
+        self.now += timedelta(seconds=seconds)
         for _ in range(requests):
             self.scraper.entry.request(ttfp)
         await self.track()
@@ -200,6 +203,101 @@ async def test_a_restarted_operator_repeats_nothing() -> None:
     successor.scraper = it.scraper
     again = await successor.track()
     assert again.decisions == said.decisions and again.message == said.message
+
+
+async def stopped(it: Scaled, record: Path | None = None, **learned: Any) -> Scaled:
+    """Another process, which finds what the one before it had put into the status; learned: changed by hand."""
+    said = await it.track()
+    status = {
+        "decisions": [d.model_dump(by_alias=True, exclude_none=True, mode="json") for d in said.decisions],
+        "learned": {**said.learned.model_dump(by_alias=True, mode="json"), **learned},
+    }
+    it.world.kube.edit(PIPELINE, NS, "p", lambda b: b["status"].update(status))
+    successor = Scaled(it.world, record)
+    successor.scraper, successor.now = it.scraper, it.now
+    return successor
+
+
+async def learning(record: Path | None = None) -> Scaled:
+    """A pipeline in twelve minutes of steady load: long enough that something of it has been kept."""
+    it = await scaled(record=record)
+    for _ in range(50):
+        it.scraper.held = {"talker": {"a": 2}}
+        await it.step(4)
+    return it
+
+
+async def test_a_restarted_operator_goes_on_from_what_was_learned(tmp_path: Path) -> None:
+    it = await learning(tmp_path)
+    said = await it.track()
+    assert [s.name for s in said.learned.stages] == ["thinker", "talker", "code2wav"]
+    assert all(s.learned_for for s in said.learned.stages), "and for whom"
+    successor = await stopped(it, tmp_path)
+    assert (await successor.track()).learned == said.learned
+    for _ in range(6):
+        await successor.step(4)
+    again = (await successor.track()).learned
+    assert again.stages[1].step_nanoseconds == pytest.approx(said.learned.stages[1].step_nanoseconds, rel=0.05)
+    # A recording of both processes is replayed with what each of them began with.
+    records = list(read(tmp_path / f"{NS}.p.jsonl"))
+    starts = [r.start for r in records if r.start is not None]
+    assert starts[0] == {} and starts[1]["version"] == 1 and len(starts) == 2
+    last = list(replay(records))[-1].decision
+    shown = list(replay([replace(r, start={} if r.start is not None else None) for r in records]))[-1].decision
+    step, forgotten = (next(s for s in d.stages if s.name == "talker").step_seconds for d in (last, shown))
+    tracked = successor.autoscaler._tracked[KEY]
+    stage = tracked.spec.stage("talker")
+    known = tracked.state.learned[tracked.spec.stages.index(stage)]
+    assert step == pytest.approx(fit(known, stage.prior, stage.slots).step(0.0), rel=0.1)
+    assert step != forgotten
+
+
+async def test_what_was_learned_is_written_at_a_bounded_rate() -> None:
+    it = await learning()
+    await it.step(4)
+    news = [await it.step(4 + i % 4) for i in range(120)]
+    assert 1 <= news.count(True) <= 6, "half an hour under load: at most once in five minutes"
+    it.scraper.held = {}
+    for _ in range(45):
+        await it.step(seconds=60.0)
+    assert not any([await it.step(seconds=60.0) for _ in range(30)]), "an idle pipeline learns nothing"
+
+
+@pytest.mark.parametrize("changes", [{"version": 99}, {"stages": "none"}, {"time": "yesterday"}])
+async def test_what_somebody_else_wrote_there_is_ignored_and_said(
+    changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    it = await learning()
+    decisions = (await it.track()).decisions
+    successor = await stopped(it, **changes)
+    with caplog.at_level(logging.INFO, logger="omni_operator"):
+        for _ in range(3):
+            await successor.step(4)
+    said = [r.fields for r in caplog.records if r.getMessage() == "autoscaler.restored"]  # type: ignore[attr-defined]
+    assert len(said) == 1 and not said[0]["used"] and said[0]["ignored"]
+    weights = [known.weight for known in successor.autoscaler._tracked[KEY].state.learned]
+    assert max(weights) <= 2
+    assert set(decisions) <= set((await successor.track()).decisions), "the rest of the status is still read"
+
+
+@pytest.mark.parametrize(
+    ("change", "anew"),
+    [
+        ({"engineArgs": [{"name": "seed", "value": "7"}]}, True),
+        ({"maxConcurrency": 2}, True),
+        ({"scaling": {"minReplicas": 1, "maxReplicas": 7}}, False),
+        ({"scheduling": {"nodeSelector": {"a": "b"}}}, False),
+    ],
+)
+async def test_another_setting_of_an_engine_is_another_stage(change: dict[str, Any], anew: bool) -> None:
+    it = await learning()
+    stages = [{**SCALED["stages"][0], **change}]  # type: ignore[index]
+    it.world.kube.edit(PIPELINE, NS, "p", lambda b: b["spec"].update(stages=stages))
+    successor = await stopped(it)
+    for _ in range(2):
+        await successor.step(4)
+    thinker, talker, code2wav = (k.weight for k in successor.autoscaler._tracked[KEY].state.learned)
+    assert (talker <= 1.0) is anew and min(thinker, code2wav) > 1.0
 
 
 async def test_what_was_recorded_can_be_replayed_and_compared(tmp_path: Path) -> None:
