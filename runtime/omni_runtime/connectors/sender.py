@@ -361,7 +361,6 @@ class Sender:
         for stream in [s for s in self._ports.values() if s.attachment is attachment]:
             if stream.line is None or stream.line[0] != session:
                 continue
-            stream.line = None
             if stream.on_line and stream.credits < WINDOW_PIECES:
                 reason = "the line to its consumer is gone"
                 self._cancel(stream, reason)

@@ -292,12 +292,14 @@ async def test_an_end_is_not_told_before_the_kernel_has_the_rest(site: Site) -> 
         far, full = filled(pair, 100)
         await put_small(pair, 2)
         assert far._behind
-        ending = asyncio.create_task(put_small(pair, 3, finished=True))
+        full.room = 50  # again, and nothing may go between the parts of a frame
+        await put_small(pair, 3)
+        ending = asyncio.create_task(put_small(pair, 4, finished=True))
         await until(lambda: bool(far._written))
         assert not ending.done()
         full.room = 1 << 30
         await ending
-        assert exact(await whole_stream(pair.down)) == [2, 3]
+        assert exact(await whole_stream(pair.down)) == [2, 3, 4]
         await pair.nothing_left()
 
 

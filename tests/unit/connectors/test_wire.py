@@ -21,6 +21,7 @@ DECODERS = (
     wire.decode_to_engine,
     wire.decode_from_consumer,
     wire.decode_from_producer,
+    wire.decode_line_to,
 )
 
 
