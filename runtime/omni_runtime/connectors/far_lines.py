@@ -193,8 +193,7 @@ class FarLines:
 
     def named(self, name: int) -> End | None:
         """A line that other sidecars may ask for."""
-        end = self._named.get(name)
-        return end if end is not None and end.works else None
+        return self._named.get(name)
 
     # --- ends
 

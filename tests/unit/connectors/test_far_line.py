@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -14,7 +15,7 @@ import pytest
 
 from omni_runtime.connectors import secure, wire
 from omni_runtime.connectors.client import ClientLimits
-from omni_runtime.connectors.far_lines import FarLines, _hear, _introduce, _say
+from omni_runtime.connectors.far_lines import LINGER_SECONDS, FarLines, _hear, _introduce, _say
 from omni_runtime.connectors.handshake import LINE, Secrets
 from omni_runtime.connectors.ipc import claim
 from omni_runtime.connectors.line import Lines
@@ -452,6 +453,65 @@ async def test_a_name_and_a_place_are_given_once(site: Site, monkeypatch: pytest
             await claim(pair.hosts[0].options.ipc_dir / "sidecar.sock", session, 5)
 
 
+async def test_a_stream_takes_no_line_of_another_engine(site: Site) -> None:
+    """R62: whatever the other sidecar says."""
+    async with a_pair(site, "two pods") as pair, pair.hosts[0].engine("thinker-1") as other:
+        await a_far_stream(pair)
+        await pair.down.open("theirs", producer(other, "thinker-1"))
+        await put_small(Pair(other, pair.down, pair.hosts), 0, request="theirs")
+        assert exact([await a_chunk(pair.down)]) == [0]
+        await until(lambda: has_line(other, "theirs"))
+        hub = pair.hosts[0].sidecar.hub
+        port, name = next(p for p in hub.table._ports if p.session in hub.consumers), 0
+        said: list[object] = []
+        for engine in hub.engines.values():
+            engine.send = said.append  # type: ignore[method-assign]
+        for name, end in hub.far_lines._named.items():
+            hub.lay(port, name)
+            assert bool(said) == (end.engine == hub.table.line(port)[0].session)  # type: ignore[index]
+            said.clear()
+        assert name
+        hub.lay(port, 5)
+        assert not said
+
+
+@pytest.fixture
+async def left(site: Site) -> AsyncIterator[tuple[FarLines, socket.socket]]:
+    """Lines with one whose engine has gone and left more than the other end has taken, and that other end."""
+    lost: set[int] = set()
+    there = FarLines(site.keys, iter(range(9)).__next__, lambda session: session not in lost, lambda *_: None)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        far = socket.create_connection(listener.getsockname())
+        sock, _ = listener.accept()
+    sock.setblocking(False)
+    there._enter(7, 5, sock, Secrets(bytes(32), bytes(32)))
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.send(bytes(1 << 20))
+    there.engine_lost(7)
+    yield there, far
+    far.close()
+    await there.close()
+
+
+async def test_a_sidecar_keeps_what_an_engine_has_left_on_a_line(left: tuple[FarLines, socket.socket]) -> None:
+    there, far = left
+    there.tick(time.monotonic())
+    assert not there.idle
+    assert there.named(5) is None
+    read = asyncio.get_running_loop().run_in_executor(None, lambda: sum(iter(lambda: len(far.recv(1 << 20)), 0)))
+    await until(lambda: there.tick(time.monotonic()) is None and there.idle)
+    assert await read > 1 << 20
+    assert not len(there)
+
+
+async def test_but_not_for_ever(left: tuple[FarLines, socket.socket]) -> None:
+    """R5: a reader that stands still holds up no end."""
+    there, _ = left
+    there.tick(time.monotonic() + LINGER_SECONDS + 1)
+    assert there.idle
+
+
 async def test_slow_introductions_cost_a_socket_for_a_few_seconds(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni_runtime.connectors.secure.HANDSHAKE_SECONDS", 0.3)
     async with site.sidecar() as host:
@@ -518,3 +578,12 @@ async def test_a_consumer_that_is_gone_is_told(site: Site) -> None:
             await put_small(pair, *range(2, 10), finished=True, request="s")
             assert exact(await whole_stream(down)) == list(range(2, 10))
             await pair.nothing_left()
+
+
+async def test_a_sidecar_does_not_stop_before_its_lines_have_sent_everything(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with site.sidecar() as host:
+        assert host.sidecar.hub.idle
+        monkeypatch.setattr(FarLines, "idle", property(lambda _: False))
+        assert not host.sidecar.hub.idle
