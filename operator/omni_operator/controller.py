@@ -22,6 +22,7 @@ from omni_operator.lease import LeaseLoop
 from omni_operator.observed import Key
 from omni_operator.queue import WorkQueue, resync_forever
 from omni_operator.reconcile import Cluster, reconcile
+from omni_operator.sidecars import SidecarReader
 from omni_operator.ttfp import EntryStatusReader
 
 OUTDATED_RETRY_SECONDS = 10.0
@@ -51,6 +52,7 @@ class Controller:
         self._seen: set[Key] = set()
         self._guard = CrdGuard(kube)
         self._ttfp = EntryStatusReader()
+        self._sidecars = SidecarReader()
         events = EventSink(kube)
         fleet = FleetReader(kube)
         self._autoscaler = Autoscaler(
@@ -68,6 +70,7 @@ class Controller:
             events=events,
             guard=self._guard,
             ttfp=self._ttfp,
+            sidecars=self._sidecars,
             fleet=fleet,
             autoscaler=self._autoscaler,
             default_profile=options.default_profile,
@@ -88,6 +91,7 @@ class Controller:
                 leading.create_task(self._work_when_leading(), name="work")
         finally:
             await self._ttfp.close()
+            await self._sidecars.close()
             await self._autoscaler.close()
             # A cancelled shutdown must not skip the release: the successor would wait for the Lease to run out.
             await asyncio.shield(self._lease.release())
@@ -124,6 +128,7 @@ class Controller:
                 name="resync",
             )
             working.create_task(self._ttfp.refresh_forever(self.queue.add), name="ttfp")
+            working.create_task(self._sidecars.refresh_forever(self.queue.add), name="sidecars")
             working.create_task(self._autoscaler.run_forever(self.queue.add), name="autoscaler")
 
     async def _enqueue_all(self) -> None:

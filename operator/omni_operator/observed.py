@@ -11,6 +11,7 @@ from omni_crds.v1alpha1.learned import LearnedCapacity
 from omni_crds.v1alpha1.pipeline import OmniPipeline, ScalingDecision
 from omni_crds.v1alpha1.runtimeprofile import OmniRuntimeProfile
 from omni_crds.v1alpha1.stage import OmniStage
+from omni_operator.edges import EdgeHealth
 from omni_operator.kinds import DEPLOYMENT, JsonObject, Kind
 from omni_operator.names import ENTRY_STAGE, REVISION_LABEL, STAGE_LABEL
 
@@ -126,6 +127,7 @@ class Observed:
     foreign_stages: tuple[LiveStage, ...] = ()  # name this pipeline, but are not its own
     pods: tuple[Live, ...] = ()
     ttfp_milliseconds_p95: int | None = None
+    edges: Mapping[str, EdgeHealth] = field(default_factory=dict)  # by name, as far as sidecars have said anything
     scaling: Scaling | None = None  # None: no stage is scaled by the operator, or nothing has been decided yet
 
     def child(self, kind: Kind, name: str) -> Live | None:

@@ -18,6 +18,7 @@ from omni_operator.observed import Key
 from omni_operator.plan import plan_pipeline
 from omni_operator.plan.model import Outcome
 from omni_operator.plan.placement import plan_outlook, waits_for_places, with_outlook
+from omni_operator.sidecars import SidecarReader
 from omni_operator.status import announce, write_status
 from omni_operator.tenancy import read_tenant
 from omni_operator.ttfp import EntryStatusReader
@@ -41,6 +42,7 @@ class Cluster:
     ttfp: EntryStatusReader | None = None
     fleet: FleetReader | None = None
     autoscaler: Autoscaler | None = None
+    sidecars: SidecarReader | None = None
     default_profile: str | None = None
     keys: KeyRing = field(default_factory=KeyRing)
 
@@ -66,6 +68,8 @@ async def reconcile(key: Key, cluster: Cluster, clock: Clock) -> Requeue:
     plan = plan_pipeline(observed, now=clock(), default_profile=cluster.default_profile)
     if cluster.autoscaler is not None:
         observed = replace(observed, scaling=cluster.autoscaler.track(observed, plan.resolved))
+    if cluster.sidecars is not None:
+        observed = replace(observed, edges=cluster.sidecars.edges(observed, plan.resolved))
     if cluster.fleet is not None and waits_for_places(observed, plan):
         nodes = await cluster.fleet.view(key)
         tenant = await read_tenant(cluster.kube, cluster.fleet, observed, cluster.default_profile)

@@ -63,6 +63,7 @@ class Reason(StrEnum):
     FOLLOWS_LEADER = "FollowsLeader"
     REACHABLE = "Reachable"
     DEGRADED = "Degraded"
+    BACKPRESSURED = "Backpressured"
     FEASIBLE = "Feasible"
     UNKNOWN = "Unknown"
     CREATED = "Created"

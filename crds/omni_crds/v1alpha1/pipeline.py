@@ -322,10 +322,14 @@ class EdgeStatus(OmniModel):
     """Stage that consumes."""
     connector: ConnectorType
     """The connector that was chosen."""
+    in_use: Annotated[list[ConnectorType] | None, ListSet(), Field(max_length=4)] = None
+    """Over which its chunks have gone from the pods of now; none: no chunk has. Others than the chosen one where two pods share
+    a node, or where Mooncake does not run."""
     ready: ConditionStatus
     """Whether every consumer reaches every producer."""
     reason: Annotated[str, Field(max_length=128)]
-    """Why, in one CamelCase word."""
+    """Why: Reachable; StageDown, with the stages; Degraded, with what it does without; Backpressured, where streams have waited
+    for their consumer for a minute."""
 
 
 class ScalingTarget(OmniModel):

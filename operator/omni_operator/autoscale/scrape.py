@@ -58,9 +58,9 @@ class Scraper:
             return Scrape(now)
         ports = [(p, stage, engine_port(i)) for p in pods for i, stage in enumerate(p.stages)]
         text, status, *answers = await asyncio.gather(
-            self._get(entry.address, ENTRY_HTTP_PORT, "/metrics"),
-            self._get(entry.address, ENTRY_HTTP_PORT, "/omni/status"),
-            *(self._get(p.address, port, "/metrics") for p, _, port in ports),
+            self.get(entry.address, ENTRY_HTTP_PORT, "/metrics"),
+            self.get(entry.address, ENTRY_HTTP_PORT, "/omni/status"),
+            *(self.get(p.address, port, "/metrics") for p, _, port in ports),
         )
         parsed = _parse(text)
         if parsed is None:
@@ -76,7 +76,8 @@ class Scraper:
             work.setdefault(stage, {})[pod.pod] = next((u for u in units if u > 0), 0.0)
         return Scrape(now, parsed, held_of(status), work, entry.uid, tuple(missing))
 
-    async def _get(self, address: str, port: int, path: str) -> str | None:
+    async def get(self, address: str, port: int, path: str) -> str | None:
+        """None: no answer, or one that is too long."""
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
         host = f"[{address}]" if ":" in address else address

@@ -197,6 +197,12 @@ def connectors(facts: Facts) -> Verdict:
     broken = [f"{e.source}->{e.to}" for e in facts.edges if e.ready != "True"]
     if broken:
         return Verdict(FALSE, Reason.STAGES_NOT_READY, f"not connected: {', '.join(broken)}")
+    for reason in (Reason.BACKPRESSURED, Reason.DEGRADED):  # they work, but not as well as they should
+        told = [
+            f"{e.source}->{e.to}: {e.reason.partition(': ')[2]}" for e in facts.edges if e.reason.startswith(reason)
+        ]
+        if told:
+            return Verdict(TRUE, reason, "; ".join(told))
     return Verdict(TRUE, Reason.REACHABLE, "both ends of every edge are ready")
 
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from omni_crds.v1alpha1.conditions import Condition, ConditionStatus, ConditionType, Reason, merge_conditions, truncate
 from omni_crds.v1alpha1.pipeline import ConnectorType, EdgeStatus, PipelineStatus, StageStatus
+from omni_operator.edges import EdgeHealth
 from omni_operator.names import (
     ENTRY_STAGE,
     api_service_name,
@@ -48,7 +49,7 @@ def plan_status(observed: Observed, plan: Plan, outcome: Outcome, now: datetime)
     old = parse_status(live.status)
     groups, entry = _views(observed, plan)
     serving, down = _serving(observed, plan, groups)
-    edges = _edges(plan.resolved, groups)
+    edges = _edges(plan.resolved, groups, observed.edges)
     facts = Facts(plan, outcome, groups, entry, serving, down, edges, _out_of_range(observed, plan), observed.scaling)
     fresh = pipeline_conditions(facts, live.generation, now)
     conditions = merge_conditions(old.conditions or (), fresh)
@@ -97,6 +98,8 @@ def transitions(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Not
         same = previous is not None and previous.status == condition.status
         if condition.type == ConditionType.STALLED and not (same and previous and previous.reason == condition.reason):
             notes.append(Note(Reason(condition.reason), condition.message, warning=True))
+        elif condition.type == ConditionType.CONNECTORS_READY and (note := _edge_note(previous, condition)) is not None:
+            notes.append(note)
         elif same:
             continue
         elif condition.type == ConditionType.PLACEMENT_FEASIBLE and condition.status is ConditionStatus.FALSE:
@@ -109,6 +112,18 @@ def transitions(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Not
             else:
                 notes.append(Note(Reason(condition.reason), condition.message, warning=True))
     return tuple(notes)
+
+
+def _edge_note(previous: Condition | None, condition: Condition) -> Note | None:
+    """Edges that do worse than they should, or have got well again: the condition stays True, its reason changes."""
+    worse = (Reason.DEGRADED, Reason.BACKPRESSURED)
+    if previous is not None and previous.reason == condition.reason:
+        return None
+    if condition.reason in worse:
+        return Note(Reason(condition.reason), condition.message, warning=True)
+    if previous is not None and previous.reason in worse and condition.reason == Reason.REACHABLE:
+        return Note(Reason.RECOVERED, condition.message)
+    return None
 
 
 def device_text(device: DevicePlan) -> str:
@@ -152,20 +167,25 @@ def _serving_revision(observed: Observed, plan: Plan) -> str | None:
     return last if last in alive else None
 
 
-def _edges(plan: ResolvedPlan | None, groups: Sequence[GroupView]) -> tuple[EdgeStatus, ...]:
+def _edges(
+    plan: ResolvedPlan | None, groups: Sequence[GroupView], said: Mapping[str, EdgeHealth]
+) -> tuple[EdgeStatus, ...]:
     if plan is None:
         return ()
     ready = {g.leader: g.updated_ready > 0 for g in groups}
     found = []
     for edge in plan.edges:
         missing = [end for end in (edge.source, edge.to) if not ready.get(plan.stage(end).pod_group, False)]
+        health = said.get(edge.name, EdgeHealth())
+        reason, text = (Reason.STAGE_DOWN, ", ".join(missing)) if missing else (health.reason, health.text)
         found.append(
             EdgeStatus(
                 source=edge.source,
                 to=edge.to,
                 connector=ConnectorType(edge.connector),
+                in_use=list(health.in_use) or None,
                 ready="False" if missing else "True",
-                reason=f"{Reason.STAGE_DOWN}: {', '.join(missing)}" if missing else Reason.REACHABLE.value,
+                reason=truncate(f"{reason}: {text}" if text else reason.value, 128),
             )
         )
     return tuple(found)
