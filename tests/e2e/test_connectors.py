@@ -115,6 +115,15 @@ def metric(kube: Kube, namespace: str, stage: str, name: str, **labels: str) -> 
     )
 
 
+def told_in_the_status(kube: Kube, namespace: str, connector: str) -> None:
+    """That both edges go over it, and do well."""
+
+    def edges() -> list[tuple[object, object]]:
+        return [(e.get("inUse"), e["reason"]) for e in read(kube, namespace)["status"]["edges"]]
+
+    eventually(lambda: edges() == [([connector], "Reachable")] * 2 or None, 90, lambda: f"edges are {edges()}")
+
+
 def test_speech_from_node_to_node_over_tcp(two_nodes: Kube) -> None:
     with spread_over_nodes(two_nodes, "TCP") as namespace:
         with port_forward(two_nodes, namespace, PIPELINE) as url:
@@ -122,6 +131,7 @@ def test_speech_from_node_to_node_over_tcp(two_nodes: Kube) -> None:
         assert answer.text.strip() and answer.audio_s > 1.0
         for stage in ("thinker", "talker"):
             assert metric(two_nodes, namespace, stage, "omni:connector_chunks_total", connector="TCP") > 0
+        told_in_the_status(two_nodes, namespace, "TCP")
         for stage in ("talker", "code2wav", "thinker"):
             kill_in_mid_answer(two_nodes, namespace, stage)
 
@@ -135,6 +145,7 @@ def test_speech_from_node_to_node_over_mooncake(two_nodes: Kube, mooncake_profil
         assert answer.text.strip() and answer.audio_s > 1.0
         for stage in ("thinker", "talker"):
             assert metric(two_nodes, namespace, stage, "omni:connector_chunks_total", connector="Mooncake") > 0
+        told_in_the_status(two_nodes, namespace, "Mooncake")
         assert metric(two_nodes, namespace, "code2wav", "omni:connector_fetched_bytes_total") > 0
         for stage in PLACES:
             assert metric(two_nodes, namespace, stage, "omni:connector_fallbacks_total") == 0

@@ -49,6 +49,11 @@ def test_pods_of_one_node_share_memory(kube: Kube, folder: Path) -> None:
         for stage in ("thinker", "talker"):
             eventually(lambda stage=stage: connectors(site, stage) or None, 30, f"numbers of {stage}")
             assert connectors(site, stage) == {"SharedMemory"}
+        eventually(
+            lambda: [e.get("inUse") for e in site.pipeline(NAME)["status"]["edges"]] == [["SharedMemory"]] * 2 or None,
+            90,
+            lambda: f"the status says over what: {site.pipeline(NAME)['status']['edges']}",
+        )
         assert len(os.listdir(folder)) == len(STAGES), "a folder for each sidecar, with a name that says nothing"
         assert not any(NAME in name or site.namespace in name for name in os.listdir(folder))
         kube.read("-n", site.namespace, "delete", "omnipipeline", NAME, "--timeout=120s")
