@@ -27,6 +27,9 @@ ABSOLUTE_PATH = r"^/[!-~]+$"
 HostPath = Annotated[str, Field(min_length=2, max_length=1024, pattern=ABSOLUTE_PATH)]
 RESOURCE_NAME = r"^[a-z0-9][-.a-z0-9]*/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
 ResourceName = Annotated[str, Field(min_length=3, max_length=253, pattern=RESOURCE_NAME)]
+# As the kernel names them (mlx5_0, rocep1s0f0), of at most 63 characters. Without a comma, which separates several.
+RDMA_DEVICE = r"^[A-Za-z0-9][-._A-Za-z0-9]*$"
+RdmaDevice = Annotated[str, Field(min_length=1, max_length=63, pattern=RDMA_DEVICE)]
 
 
 class AcceleratorVendor(StrEnum):
@@ -60,6 +63,13 @@ class MissingNodesPolicy(StrEnum):
     REJECT = "Reject"
     WARN = "Warn"
     IGNORE = "Ignore"
+
+
+class MooncakeProtocol(StrEnum):
+    """What Mooncake's transfer engine sends by."""
+
+    TCP = "TCP"
+    RDMA = "RDMA"
 
 
 class ImagePullPolicy(StrEnum):
@@ -138,6 +148,39 @@ class NodeLocalVolumeSpec(OmniModel):
     """Folder that exists on every node of the profile. Pods must be able to create files in it and not to list it (mode 1733)."""
 
 
+class RdmaResource(OmniModel):
+    """What a device plugin hands out: the connector's container requests it, and finds its devices under /dev/infiniband."""
+
+    name: ResourceName
+    """Extended resource, such as rdma/hca_shared_devices_a."""
+    count: Annotated[int, Field(ge=1, le=64)] = 1
+    """So many for each pod."""
+
+
+class MooncakeSpec(OmniModel):
+    """What the connector Mooncake sends by."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                "self.protocol == 'RDMA' || !has(self.devices)",
+                "devices are those of RDMA: set protocol to RDMA, or remove devices",
+            ),
+            Rule(
+                "self.protocol == 'RDMA' || !has(self.resource)",
+                "resource is what a device plugin offers for RDMA: set protocol to RDMA, or remove resource",
+            ),
+        )
+    )
+
+    protocol: MooncakeProtocol = MooncakeProtocol.TCP
+    """With RDMA, pods that use Mooncake run their connector with the capability to lock memory, which Pod Security standards above privileged refuse."""
+    devices: Annotated[tuple[RdmaDevice, ...], Field(min_length=1, max_length=16), ListSet()] | None = None
+    """RDMA devices that may be used, such as mlx5_0. Without it: Mooncake chooses among those that it finds."""
+    resource: RdmaResource | None = None
+    """What the connector's container requests to be given RDMA devices. Without it: nothing, where nodes give them in another way."""
+
+
 class ProbesSpec(OmniModel):
     """How long engines may take."""
 
@@ -159,6 +202,10 @@ class RuntimeProfileSpec(OmniModel):
             Rule(
                 "!has(self.connectors) || !self.connectors.exists(c, c == 'Auto')",
                 "connectors lists what exists; Auto is a choice among them",
+            ),
+            Rule(
+                "!has(self.mooncake) || (has(self.connectors) && self.connectors.exists(c, c == 'Mooncake'))",
+                "mooncake is for a connector that is not listed: add Mooncake to connectors, or remove mooncake",
             ),
         )
     )
@@ -185,6 +232,8 @@ class RuntimeProfileSpec(OmniModel):
     """Where downloaded weights live."""
     node_local_volume: NodeLocalVolumeSpec | None = None
     """Lets connectors of type Auto share memory between pods on one node. Without it: the network."""
+    mooncake: MooncakeSpec | None = None
+    """What the connector Mooncake sends by. Without it: TCP."""
     probes: ProbesSpec | None = None
     """How long engines may take."""
 

@@ -206,6 +206,8 @@ def _node_changes(state: _State, tries: _Tries, nodes: bool) -> Iterator[Change]
     assert isinstance(verdict, Infeasible)
     groups = _groups(state, verdict)
     for demand in groups:
+        yield from changes.without_rdma(question, demand.group, verdict.constraint.resource or "")
+    for demand in groups:
         change = changes.fewer_replicas(question, demand.group, lambda q: _feasible(tries, q))
         if change is not None:
             yield change

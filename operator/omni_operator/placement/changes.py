@@ -12,6 +12,7 @@ from omni_operator.placement.edits import said, said_spread, with_argument, with
 from omni_operator.placement.memory import max_model_len
 from omni_operator.placement.question import Question, replace_stage
 from omni_operator.placement.types import ConstraintKind, Infeasible, StageMemory
+from omni_operator.resources.stage_pod import rdma_of
 from omni_runtime.deploy.plan import StagePlan
 from omni_runtime.deploy.quantity import parse_quantity
 from omni_runtime.topology.engines import ENGINES
@@ -271,6 +272,23 @@ def less_cpu(question: Question, group: str, spare: int) -> Iterator[Change]:
     if left >= 100:
         text = f"{left // 1000}" if left % 1000 == 0 else f"{left}m"
         yield _changed(question, biggest, "resources.cpu", text, cpu=text)
+
+
+def without_rdma(question: Question, group: str, resource: str) -> Iterator[Change]:
+    """Edges by TCP that need an RDMA device which nodes do not have: those of the group, else all."""
+    plan = question.plan
+    groups = plan.pod_groups()
+    asking = {name for name, stages in groups.items() if (r := rdma_of(plan, stages)) and r.resource_name == resource}
+    if group not in asking:
+        return
+    group_of = {s.name: s.pod_group for s in plan.stages}
+    ends = {e.name: {group_of[e.source], group_of[e.to]} for e in plan.edges if e.connector == "Mooncake"}
+    own = [name for name, of in ends.items() if group in of]
+    every = [name for name, of in ends.items() if of & asking]
+    for names in (own, every) if len(every) > len(own) else (own,):
+        edges = tuple(msgspec.structs.replace(e, connector="TCP") if e.name in names else e for e in plan.edges)
+        text = "; ".join(f"set connector.type of the edge {name} to TCP" for name in names)
+        yield Change(text, question.with_plan(msgspec.structs.replace(plan, edges=edges)))
 
 
 def raise_quota(

@@ -38,14 +38,14 @@ class PodDemand:
 class Asks:
     """What pods ask for, worked out once per group of stages: the variants of a plan share most of them.
 
-    It depends on nothing of a plan but these (frozen) stages, so they are the key.
+    It depends on nothing of a plan but these (frozen) stages and the edges, so they are the key.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], tuple[object, dict[str, Any]]] = {}
 
     def of_group(self, scope: Scope, plan: ResolvedPlan, stages: Sequence[StagePlan]) -> dict[str, Any]:
-        return self._once(stages, lambda: build_stage_pod(scope, plan, stages)["spec"])
+        return self._once((*stages, plan.edges), lambda: build_stage_pod(scope, plan, stages)["spec"])
 
     def of_entry(self, scope: Scope, plan: ResolvedPlan) -> dict[str, Any]:
         return self._once((plan.entry,), lambda: build_entry_pod(scope, plan)["spec"])

@@ -27,6 +27,8 @@ from omni_runtime.topology.types import EngineKind
 
 Finding = FieldError | PlacementWarning
 StageRule = Callable[[Question, StagePlan], Iterator[Finding]]
+# Names of device plugins that do not have "rdma" in them.
+_RDMA_RESOURCES = frozenset({"nvidia.com/mlnxnics", "vpc.amazonaws.com/efa"})
 
 
 def device_class_exists(question: Question, stage: StagePlan) -> Iterator[Finding]:
@@ -175,20 +177,39 @@ def ports_do_not_meet(question: Question) -> Iterator[Finding]:
             taken.add(port)
 
 
-def rdma_has_a_device(question: Question) -> Iterator[Finding]:
-    """Mooncake between nodes wants RDMA; without a device on a node it falls back to TCP, which should be said."""
-    if question.fleet is None:
-        return
-    offered = any(
-        "rdma" in name or name.startswith("vpc.amazonaws.com/efa")
+def mooncake_has_rdma(question: Question) -> Iterator[Finding]:
+    """Over TCP Mooncake is hardly faster than the connector TCP, and not sealed. By RDMA it needs a device: one that its
+    profile names is asked for like any other resource; where none is named, nodes have to give one in another way."""
+    stages = {stage.name: stage for stage in question.plan.stages}
+    for edge in question.plan.edges:
+        source = stages[edge.source]
+        if edge.connector != "Mooncake" or source.pod_group == stages[edge.to].pod_group:
+            continue
+        path = f"spec.edges[{edge.name}].connector.type"
+        if source.rdma is None:
+            message = (
+                f"Mooncake of runtime profile {source.profile} sends by TCP, neither sealed nor faster than the connector "
+                "TCP; use TCP, or a profile with mooncake.protocol RDMA"
+            )
+            yield PlacementWarning("MooncakeOverTcp", message, path)
+            continue
+        for stage in (source, stages[edge.to]):
+            if stage.rdma is not None and stage.rdma.resource_name is None and not _offers_rdma(question):
+                message = (
+                    f"no node offers an RDMA device, and runtime profile {stage.profile} names none to ask for "
+                    "(mooncake.resource): the connector will use TCP"
+                )
+                yield PlacementWarning("NoRdmaDevice", message, path)
+                break
+
+
+def _offers_rdma(question: Question) -> bool:
+    """Whether some node does; nobody is warned where the nodes are not known."""
+    return question.fleet is None or any(
+        amount and ("rdma" in name or name in _RDMA_RESOURCES)
         for kind in question.fleet
         for name, amount in kind.node.allocatable.items()
-        if amount
     )
-    for edge in question.plan.edges:
-        if edge.connector == "Mooncake" and not offered:
-            message = "no node offers an RDMA device: the connector will use TCP"
-            yield PlacementWarning("NoRdmaDevice", message, f"spec.edges[{edge.name}].connector.type")
 
 
 STAGE_RULES: tuple[StageRule, ...] = (
@@ -212,7 +233,7 @@ def check_rules(question: Question) -> tuple[tuple[FieldError, ...], tuple[Place
         for rule in STAGE_RULES:
             found.extend(rule(question, stage))
     found.extend(ports_do_not_meet(question))
-    found.extend(rdma_has_a_device(question))
+    found.extend(mooncake_has_rdma(question))
     errors = tuple(f for f in found if isinstance(f, FieldError))
     return errors, tuple(f for f in found if isinstance(f, PlacementWarning))
 

@@ -24,9 +24,11 @@ from omni_operator.resources.child import Scope
 from omni_operator.resources.pod import (
     EXIT_SECONDS,
     PLAN_FILE,
+    RUN_AS,
     container_security,
     environment,
     http_probe,
+    locking_security,
     plan_and_keys_mounts,
     plan_and_keys_volumes,
     pod_template,
@@ -39,6 +41,7 @@ from omni_runtime.deploy.plan import (
     SHM_MOUNT_PATH,
     SIDECAR_DATA_PORT,
     SIDECAR_HTTP_PORT,
+    RdmaPlan,
     ResolvedPlan,
     StagePlan,
 )
@@ -98,8 +101,9 @@ def build_stage_pod(scope: Scope, plan: ResolvedPlan, group: Sequence[StagePlan]
 
 def _sidecar(plan: ResolvedPlan, group: Sequence[StagePlan]) -> JsonObject:
     """Starts before the engines and stops after them, so a drain can still send its last chunks."""
-    leader, arena = group[0], arena_bytes(group)
+    leader, arena, rdma = group[0], arena_bytes(group), rdma_of(plan, group)
     memory = str(SIDECAR_BASE_BYTES + arena)
+    devices = {rdma.resource_name: str(rdma.resource_count)} if rdma and rdma.resource_name else {}
     return {
         "name": "connector",
         "image": leader.connector_image,
@@ -117,8 +121,9 @@ def _sidecar(plan: ResolvedPlan, group: Sequence[StagePlan]) -> JsonObject:
             *("--advertise-host", "$(POD_IP)"),
             *("--domain", "$(POD_UID)"),
             *_node_args(plan, group),
+            *(("--run-as", str(RUN_AS)) if rdma else ()),
         ],
-        "env": environment({"HOME": "/tmp"}),  # noqa: S108
+        "env": environment({"HOME": "/tmp", **(_rdma_env(rdma) if rdma else {})}),  # noqa: S108
         "ports": [
             {"name": "data", "containerPort": SIDECAR_DATA_PORT},
             {"name": "connector-http", "containerPort": SIDECAR_HTTP_PORT},
@@ -126,8 +131,11 @@ def _sidecar(plan: ResolvedPlan, group: Sequence[StagePlan]) -> JsonObject:
         "startupProbe": http_probe("/ready", SIDECAR_HTTP_PORT, period=1, failures=60),
         "livenessProbe": http_probe("/livez", SIDECAR_HTTP_PORT, period=10, failures=6, timeout=10),
         # Pages of the arena count for whoever touches them first: sidecar or engine, so both limits cover it.
-        "resources": {"requests": {"cpu": SIDECAR_CPU, "memory": memory}, "limits": {"memory": memory}},
-        "securityContext": container_security(),
+        "resources": {
+            "requests": {"cpu": SIDECAR_CPU, "memory": memory, **devices},
+            "limits": {"memory": memory, **devices},
+        },
+        "securityContext": locking_security() if rdma else container_security(),
         "volumeMounts": [
             *plan_and_keys_mounts(),
             {"name": "ipc", "mountPath": IPC_MOUNT_PATH},
@@ -135,6 +143,18 @@ def _sidecar(plan: ResolvedPlan, group: Sequence[StagePlan]) -> JsonObject:
             *_node_mounts(plan, group),
         ],
     }
+
+
+def rdma_of(plan: ResolvedPlan, group: Sequence[StagePlan]) -> RdmaPlan | None:
+    """What the pod's connector needs for RDMA; None: it has no Mooncake edge to another pod, or that goes over TCP."""
+    members = {stage.name for stage in group}
+    leaves = any(e.connector == "Mooncake" and len(members & {e.source, e.to}) == 1 for e in plan.edges)
+    return group[0].rdma if leaves else None
+
+
+def _rdma_env(rdma: RdmaPlan) -> dict[str, str]:
+    devices = {"OMNI_MOONCAKE_DEVICE": ",".join(rdma.devices)} if rdma.devices else {}
+    return {"OMNI_MOONCAKE_PROTOCOL": "rdma", **devices}
 
 
 def _engine(scope: Scope, plan: ResolvedPlan, group: Sequence[StagePlan], index: int) -> JsonObject:

@@ -38,7 +38,7 @@ class MooncakeUnavailable(Exception):
 @dataclass(frozen=True, slots=True)
 class MooncakeOptions:
     protocol: str = "tcp"  # tcp | rdma
-    device: str = ""  # name of the RDMA device; empty: the engine chooses by topology
+    device: str = ""  # names of RDMA devices, separated by commas; empty: the engine chooses by topology
 
 
 class Mooncake:

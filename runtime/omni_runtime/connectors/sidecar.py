@@ -21,7 +21,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from omni_runtime import eventloop, logs
-from omni_runtime.connectors import engine_session, residence
+from omni_runtime.connectors import engine_session, privileges, residence
 from omni_runtime.connectors.arena import Arena, create_file
 from omni_runtime.connectors.far_lines import FarLines
 from omni_runtime.connectors.hub import Hub
@@ -217,7 +217,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--mooncake-protocol", choices=["tcp", "rdma"], default=protocol, help="$OMNI_MOONCAKE_PROTOCOL"
     )
     device = os.environ.get("OMNI_MOONCAKE_DEVICE", "")
-    parser.add_argument("--mooncake-device", default=device, help="RDMA device; $OMNI_MOONCAKE_DEVICE")
+    parser.add_argument(
+        "--mooncake-device", default=device, help="RDMA devices, separated by commas; $OMNI_MOONCAKE_DEVICE"
+    )
+    parser.add_argument(
+        "--run-as", type=int, help="started as root: become this user, and keep the right to lock memory"
+    )
     return parser.parse_args(argv)
 
 
@@ -242,6 +247,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(sys.argv[1:] if argv is None else argv)
     logs.configure("sidecar", domain=args.domain)
     try:
+        if args.run_as is not None:
+            privileges.become(args.run_as)
         plan = load_plan(args.plan.read_bytes())
         keys = load_keys(args.curve)
         options = SidecarOptions(

@@ -171,14 +171,15 @@ def _connector(
     origins: Origins,
     bad: Violations,
 ) -> str:
-    """SharedMemory where both ends see one arena; else Mooncake where the profiles of both list it, else TCP.
+    """SharedMemory where both ends see one arena; else Mooncake where the profiles of both have it, else TCP.
 
     A platform team lists Mooncake where RDMA works. `omni run` starts all stages on one machine.
     """
     explicit, together = _explicit(node), _together(source, to, target)
     offers = [_offered(stage, profiles) for stage in (source, to)]
     fitting = ConnectorType.SHARED_MEMORY if together else ConnectorType.TCP
-    if not together and all(ConnectorType.MOONCAKE in offered for offered in offers):
+    one_protocol = together or (source.rdma is None) == (to.rdma is None)
+    if not together and one_protocol and all(ConnectorType.MOONCAKE in offered for offered in offers):
         fitting = ConnectorType.MOONCAKE
     chosen = origins.pick(f"{key}.connector", [(PIPELINE, explicit)], fitting)
     path = f"{node.path}.connector.type"
@@ -193,4 +194,11 @@ def _connector(
                 problem = f"runtime profile {stage.profile!r} of stage {stage.name} offers only {names}"
                 works = [c.value for c in offered if together or c is not ConnectorType.SHARED_MEMORY]
                 bad.add(path, chosen.value, problem, f"use {', '.join(works) or 'Auto'}, or another runtime profile")
+        if chosen is ConnectorType.MOONCAKE and not one_protocol:
+            by_rdma, by_tcp = (source, to) if source.rdma else (to, source)
+            problem = (
+                f"Mooncake of runtime profile {by_rdma.profile!r} (stage {by_rdma.name}) sends by RDMA, "
+                f"that of {by_tcp.profile!r} ({by_tcp.name}) by TCP"
+            )
+            bad.add(path, chosen.value, problem, "use TCP, or give both profiles the same mooncake.protocol")
     return chosen.value

@@ -39,6 +39,14 @@ class DevicePlan(msgspec.Struct, frozen=True):
     memory_fraction: float
 
 
+class RdmaPlan(msgspec.Struct, frozen=True):
+    """What the connector of a pod needs for Mooncake by RDMA."""
+
+    devices: tuple[str, ...]  # ascending; empty: Mooncake chooses
+    resource_name: str | None  # that a device plugin offers; None: the pod asks for none
+    resource_count: int
+
+
 class StagePlan(msgspec.Struct, frozen=True):
     name: str
     engine: EngineKind
@@ -67,6 +75,7 @@ class StagePlan(msgspec.Struct, frozen=True):
     startup_timeout_seconds: int
     probe_period_seconds: int
     node_local_host_path: str | None = None  # folder of the node that the profile allows
+    rdma: RdmaPlan | None = None  # None: Mooncake goes over TCP
 
 
 class ReplicaBounds(msgspec.Struct, frozen=True):

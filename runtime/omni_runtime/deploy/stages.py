@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from omni_crds.v1alpha1.pipeline import SchedulingSpec, Toleration
-from omni_crds.v1alpha1.runtimeprofile import EngineBackend, OmniRuntimeProfile, ProbesSpec
+from omni_crds.v1alpha1.runtimeprofile import (
+    EngineBackend,
+    MooncakeProtocol,
+    MooncakeSpec,
+    OmniRuntimeProfile,
+    ProbesSpec,
+)
 from omni_runtime.deploy.devices import resolve_devices
 from omni_runtime.deploy.overlay import PIPELINE, Origins, Violations, profile_origin, topology_origin
-from omni_runtime.deploy.plan import StagePlan
+from omni_runtime.deploy.plan import RdmaPlan, StagePlan
 from omni_runtime.deploy.quantity import format_bytes, parse_quantity
 from omni_runtime.deploy.structure import StageNode
 from omni_runtime.topology.engines import ENGINES, BadArg, canonical_arg
@@ -75,7 +81,7 @@ def resolve_stage(
             f"{node.path}.engineArgs[name=enable_sleep_mode]", "true", problem, "remove it, or scale the stage down"
         )
     images, cache, probes = profile.spec.images, profile.spec.model_cache, profile.spec.probes
-    for field in ("image", "connectorImage", "env", "probes", "modelCache", "nodeLocalVolume"):
+    for field in ("image", "connectorImage", "env", "probes", "modelCache", "nodeLocalVolume", "mooncake"):
         origins.note(f"{key}.{field}", from_profile)
     probes, node_local = probes or ProbesSpec(), profile.spec.node_local_volume
     return StagePlan(
@@ -106,6 +112,7 @@ def resolve_stage(
         startup_timeout_seconds=probes.startup_timeout_seconds,
         probe_period_seconds=probes.period_seconds,
         node_local_host_path=node_local.host_path if node_local else None,
+        rdma=_rdma(profile.spec.mooncake),
     )
 
 
@@ -121,6 +128,17 @@ def merge_tolerations(*layers: SchedulingSpec | None) -> tuple[dict[str, str], .
     every: Iterable[Toleration] = (t for layer in layers if layer for t in layer.tolerations or ())
     plain = {tuple(sorted(t.model_dump(mode="json", exclude_none=True, by_alias=True).items())) for t in every}
     return tuple(dict(items) for items in sorted(plain))
+
+
+def _rdma(mooncake: MooncakeSpec | None) -> RdmaPlan | None:
+    if mooncake is None or mooncake.protocol is not MooncakeProtocol.RDMA:
+        return None
+    resource = mooncake.resource
+    return RdmaPlan(
+        devices=tuple(sorted(set(mooncake.devices or ()))),
+        resource_name=resource.name if resource else None,
+        resource_count=resource.count if resource else 0,
+    )
 
 
 def _check_resources(node: StageNode, cpu: str, memory: str, shared: str, bad: Violations) -> None:

@@ -98,6 +98,14 @@ def _no_auto(node: Node) -> Node:
     return {**node, "connectors": [c for c in node["connectors"] if c != "Auto"]} if "connectors" in node else node
 
 
+def _listed_mooncake(node: Node) -> Node:
+    return node if "Mooncake" in node.get("connectors", ()) else without("mooncake")(node)
+
+
+def _no_rdma_over_tcp(node: Node) -> Node:
+    return node if node.get("protocol") == "RDMA" else without("devices", "resource")(node)
+
+
 def _other_ends(node: Node) -> Node:
     return {**node, "to": node["to"][:30] + "-x"} if node["from"] == node["to"] else node
 
@@ -255,6 +263,21 @@ RULES: dict[str, RuleExamples] = {
         refused=({"connectors": ["Auto"]}, {"connectors": ["TCP", "Auto"]}),
         repair=_no_auto,
     ),
+    "mooncake is for a connector that is not listed: add Mooncake to connectors, or remove mooncake": RuleExamples(
+        accepted=({"connectors": ["TCP", "Mooncake"], "mooncake": {}}, {"connectors": ["Mooncake"]}, {}),
+        refused=({"mooncake": {}}, {"connectors": ["TCP"], "mooncake": {"protocol": "RDMA"}}),
+        repair=_listed_mooncake,
+    ),
+    "devices are those of RDMA: set protocol to RDMA, or remove devices": RuleExamples(
+        accepted=({"protocol": "RDMA", "devices": ["mlx5_0"]}, {"protocol": "RDMA"}, {"protocol": "TCP"}),
+        refused=({"protocol": "TCP", "devices": ["mlx5_0"]},),
+        repair=_no_rdma_over_tcp,
+    ),
+    "resource is what a device plugin offers for RDMA: set protocol to RDMA, or remove resource": RuleExamples(
+        accepted=({"protocol": "RDMA", "resource": {"name": "rdma/hca"}}, {"protocol": "TCP"}),
+        refused=({"protocol": "TCP", "resource": {"name": "rdma/hca"}},),
+        repair=_no_rdma_over_tcp,
+    ),
 }
 
 # Where the smallest object by required fields alone would break a rule. Keys are ends of paths.
@@ -264,6 +287,7 @@ SMALLEST: dict[str, Any] = {
     "tolerations[]": {"operator": "Exists"},
     ".spec.edges[]": {"from": "z", "to": "y"},
     ".scaling": {"minReplicas": 0, "maxReplicas": 1000},
+    ".spec.mooncake": {"protocol": "RDMA"},
 }
 
 
@@ -280,4 +304,11 @@ BESIDE: dict[str, Callable[[Node, Any], None]] = {
 # The same, for what must stand in spec.
 BESIDE_IN_SPEC: dict[str, Node] = {
     "edges[].payload": {"topology": "custom", "stages": [{**A, "name": "z"}, {**B, "name": "y"}]},
+    **{
+        end: {"connectors": ["Mooncake"]}
+        for end in (
+            *(".spec.mooncake", ".mooncake.protocol", ".mooncake.devices", ".mooncake.devices[]"),
+            *(".mooncake.resource", ".mooncake.resource.name", ".mooncake.resource.count"),
+        )
+    },
 }

@@ -20,7 +20,7 @@ from omni_crds.v1alpha1.base import (
 from omni_crds.v1alpha1.conditions import CAMEL_CASE, TIMESTAMP
 from omni_crds.v1alpha1.graph import TAINT_KEY
 from omni_crds.v1alpha1.pipeline import HEADER_NAME, HTTP_URL, MODEL_URI
-from omni_crds.v1alpha1.runtimeprofile import ABSOLUTE_PATH, RESOURCE_NAME
+from omni_crds.v1alpha1.runtimeprofile import ABSOLUTE_PATH, RDMA_DEVICE, RESOURCE_NAME
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,10 @@ PATTERNS: dict[str, PatternExamples] = {
         padded(""), ("nvidia.com/gpu", "a", "node.kubernetes.io/not-ready"), ("a b", "a=b", "ä")
     ),
     ABSOLUTE_PATH: PatternExamples(padded("/"), ("/a", "/var/lib/models"), ("a/b", "/with space", "~/x", "/ä")),
+    r"^[0-9a-f]*$": PatternExamples(padded(""), ("", "0", "0af9"), ("A", "g", "0x1", "a b", "a\n")),
+    RDMA_DEVICE: PatternExamples(
+        padded(""), ("mlx5_0", "rocep1s0f0", "hfi1_0", "0"), ("_0", "-a", "mlx5_0,mlx5_1", "a b", "a/b", "ä", "a\n")
+    ),
     RESOURCE_NAME: PatternExamples(
         padded("a/"),
         ("nvidia.com/gpu", "amd.com/gpu", "huawei.com/Ascend910B", "nvidia.com/mig-1g.10gb"),

@@ -273,6 +273,13 @@ class TestProfiles:
         assert found["cuda"]["nodeLocalVolume"] == {"hostPath": "/run/omni"}
         assert "nodeLocalVolume" not in found["cpu"]
 
+    def test_one_may_send_by_rdma(self) -> None:
+        mooncake = {"protocol": "RDMA", "devices": ["mlx5_0", "mlx5_1"], "resource": {"name": "rdma/hca", "count": 1}}
+        found = rendered("--set-json", f"profiles.cuda.mooncake={json.dumps(mooncake)}")
+        specs = {p["metadata"]["name"]: p["spec"] for p in of_kind(found, "OmniRuntimeProfile")}
+        assert specs["cuda"]["mooncake"] == mooncake
+        assert "mooncake" not in specs["cpu"]
+
     def test_one_can_be_the_default(self) -> None:
         found = {
             p["metadata"]["name"]: p["spec"]
@@ -315,6 +322,9 @@ def test_image_references(options: tuple[str, ...], image: str) -> None:
         ("profiles.Cpu.enabled=true", "Cpu"),
         ("profiles.cpu.nodeLocalVolume.hostPath=run/omni", "hostPath"),
         ("profiles.cpu.nodeLocalVolume.path=/run/omni", "nodeLocalVolume"),
+        ("profiles.cpu.mooncake.protocol=rdma", "protocol"),
+        ("profiles.cpu.mooncake.device=mlx5_0", "mooncake"),
+        ("profiles.cpu.mooncake.resource.count=1", "name"),
         ("profiles.cpu.image=cpuu", "images.cpuu is not set"),
         ("defaultProfile=gpu", "not one of profiles: cpu, cuda, npu, rocm"),
         ("crds.upgradeJob=maybe", "upgradeJob"),

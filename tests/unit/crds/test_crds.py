@@ -213,6 +213,20 @@ def test_folders_of_nodes_are_absolute(field: str, path: str) -> None:
     assert [e["loc"] for e in refused.value.errors()] == [("spec", field, "hostPath")]
 
 
+@pytest.mark.parametrize("device", ["mlx5_0,mlx5_1", "mlx5 0", "", "-a", "m" * 64, "a/b"])
+def test_names_of_rdma_devices_hold_one_name(device: str) -> None:
+    """They are joined with commas for Mooncake; one that holds a comma would be two."""
+    spec = {"vendor": "cpu", "images": {"runtime": "x"}, "deviceClasses": [{"name": "cpu", "memory": "1Gi"}]}
+    mooncake = {"protocol": "RDMA", "devices": ["mlx5_0"], "resource": {"name": "rdma/hca"}}
+    read = OmniRuntimeProfile.model_validate({"spec": {**spec, "mooncake": mooncake}}).spec.mooncake
+    assert read is not None
+    assert read.resource is not None
+    assert (read.devices, read.resource.count) == (("mlx5_0",), 1)
+    with pytest.raises(ValidationError) as refused:
+        OmniRuntimeProfile.model_validate({"spec": {**spec, "mooncake": {**mooncake, "devices": [device]}}})
+    assert ("spec", "mooncake", "devices", 0) in [e["loc"] for e in refused.value.errors()]
+
+
 # ------------------------------------------------------------------------------------------ schema version (T58)
 
 

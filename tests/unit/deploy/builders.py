@@ -51,6 +51,21 @@ PROFILES = {
         *(
             a_profile(
                 name,
+                "{vendor: nvidia, images: {runtime: omni-cuda}, connectors: [SharedMemory, TCP, Mooncake], "
+                f"mooncake: {{{mooncake}}}, "
+                "deviceClasses: [{name: nvidia-h100-80gb, resourceName: nvidia.com/gpu, memory: 80Gi}]}",
+            )
+            for name, mooncake in (
+                ("ib", "protocol: RDMA, devices: [mlx5_1, mlx5_0], resource: {name: rdma/hca, count: 2}"),
+                ("ib-reordered", "protocol: RDMA, devices: [mlx5_0, mlx5_1], resource: {name: rdma/hca, count: 2}"),
+                ("ib-other", "protocol: RDMA, resource: {name: rdma/hca_b}"),
+                ("ib-bare", "protocol: RDMA"),
+                ("mooncake-tcp", "protocol: TCP"),
+            )
+        ),
+        *(
+            a_profile(
+                name,
                 f"{{vendor: nvidia, images: {{runtime: omni-cuda}}, nodeLocalVolume: {{hostPath: {folder}}}, "
                 f"connectors: [{connectors}], "
                 "deviceClasses: [{name: nvidia-h100-80gb, resourceName: nvidia.com/gpu, memory: 80Gi}]}",

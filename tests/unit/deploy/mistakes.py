@@ -19,7 +19,7 @@ CASES = [
     ),
     pytest.param(
         QWEN + "stages: [{name: talker, runtimeProfile: rocm}]",
-        "spec.stages[0].runtimeProfile", "rocm", "no OmniRuntimeProfile", "cpu, cuda, near, near-elsewhere, near-rdma, near-tcp-only, rdma, tcp-only, upstream",
+        "spec.stages[0].runtimeProfile", "rocm", "no OmniRuntimeProfile", "cpu, cuda, ib, ib-bare, ib-other, ib-reordered, mooncake-tcp, near, near-elsewhere, near-rdma, near-tcp-only, rdma, tcp-only, upstream",
         id="unknown profile of a stage",
     ),
     pytest.param(
@@ -143,6 +143,15 @@ edges: [{from: a, to: b}]""",
         QWEN + "edges: [{from: talker, to: code2wav, connector: {type: Mooncake}}]",
         "spec.edges[0].connector.type", "Mooncake", "offers only SharedMemory, TCP", "use TCP, or",
         id="Mooncake where the profile does not list it",
+    ),
+    pytest.param(
+        QWEN + """
+stages: [{name: thinker, runtimeProfile: rdma}, {name: talker, runtimeProfile: ib}]
+edges: [{from: thinker, to: talker, connector: {type: Mooncake}}]""",
+        "spec.edges[0].connector.type", "Mooncake",
+        "Mooncake of runtime profile 'ib' (stage talker) sends by RDMA, that of 'rdma' (thinker) by TCP",
+        "use TCP, or give both profiles the same mooncake.protocol",
+        id="Mooncake by RDMA at one end only",
     ),
     pytest.param(
         SMOL + """

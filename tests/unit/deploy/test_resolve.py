@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
+import msgspec
 import pytest
 
-from omni_runtime.deploy.plan import ReplicaBounds, canonical_json, load_plan, revision_of
+from omni_runtime.deploy.plan import RdmaPlan, ReplicaBounds, canonical_json, load_plan, revision_of
 from omni_runtime.topology.types import Modality
 from tests.unit.deploy.builders import CUSTOM, QWEN, SMOL, resolved
 
@@ -109,6 +112,47 @@ class TestPods:
         assert [e.connector for e in one_end.edges] == ["TCP", "TCP"]
         asked = "edges: [{from: thinker, to: talker, connector: {type: TCP}}]"
         assert resolved(QWEN + "runtimeProfile: rdma\n" + asked).edges[0].connector == "TCP"
+
+    @pytest.mark.parametrize(
+        ("thinker", "talker", "connector"),
+        [
+            pytest.param("ib", "ib", "Mooncake", id="RDMA at both ends"),
+            pytest.param("ib", "ib-other", "Mooncake", id="RDMA of two profiles"),
+            pytest.param("mooncake-tcp", "rdma", "Mooncake", id="TCP, said and not said"),
+            pytest.param("ib", "mooncake-tcp", "TCP", id="RDMA and TCP"),
+            pytest.param("rdma", "ib", "TCP", id="TCP and RDMA"),
+            pytest.param("ib", "cuda", "TCP", id="one profile without Mooncake"),
+        ],
+    )
+    def test_auto_takes_mooncake_only_between_ends_that_understand_each_other(
+        self, thinker: str, talker: str, connector: str
+    ) -> None:
+        """An engine that sends by RDMA has no way to one that listens on TCP: the edge would fall back at every fetch."""
+        ends = f"stages: [{{name: thinker, runtimeProfile: {thinker}}}, {{name: talker, runtimeProfile: {talker}}}]"
+        assert resolved(QWEN + ends).edges[0].connector == connector
+        if connector == "Mooncake":
+            asked = "\nedges: [{from: thinker, to: talker, connector: {type: Mooncake}}]"
+            assert resolved(QWEN + ends + asked).edges[0].connector == "Mooncake"
+
+    def test_what_mooncake_sends_by_is_part_of_the_revision(self) -> None:
+        ib, again, other, tcp, unsaid = (
+            resolved(f"{QWEN}runtimeProfile: {name}")
+            for name in ("ib", "ib-reordered", "ib-other", "mooncake-tcp", "rdma")
+        )
+        assert {s.rdma for s in ib.stages} == {RdmaPlan(("mlx5_0", "mlx5_1"), "rdma/hca", 2)}
+        assert {s.rdma for s in other.stages} == {RdmaPlan((), "rdma/hca_b", 1)}
+        assert ib.origins["stages.thinker.mooncake"] == "profile ib"
+        assert {s.rdma for p in (tcp, unsaid) for s in p.stages} == {None}
+        first, second = (msgspec.structs.replace(s, profile="") for s in (ib.stage("thinker"), again.stage("thinker")))
+        assert first == second, "a set: its order makes no other revision"
+
+    def test_a_plan_that_was_stored_before_there_was_rdma_is_read(self) -> None:
+        """T58: ConfigMaps of revisions that still run were written by the operator before."""
+        plan = resolved(QWEN)
+        stored = json.loads(canonical_json(plan))
+        for stage in stored["stages"]:
+            del stage["rdma"]
+        assert load_plan(json.dumps(stored).encode()) == plan
 
     @pytest.mark.parametrize(
         ("spec", "edges"),

@@ -19,7 +19,9 @@ from omni_operator.resources.child import Scope
 from omni_operator.resources.config import build_plan_config_map
 from omni_operator.resources.deployment import build_entry_deployment, build_stage_deployment
 from omni_operator.resources.network_policy import build_stage_policy
+from omni_operator.resources.pod import RUN_AS, container_security
 from omni_operator.resources.service import build_entry_control_service, build_stage_service
+from omni_operator.resources.stage_pod import SIDECAR_CPU
 from omni_runtime.deploy.plan import ResolvedPlan, load_plan
 from omni_runtime.deploy.resolve import resolve
 from tests.unit.operator.world import a_pipeline, a_profile
@@ -184,6 +186,66 @@ class TestFolderOfTheNode:
         assert self.users("talker", edges=tcp) == ["connector", "engine"]
         assert self.users("talker", edges=tcp, stages=VOICE) == []
         assert self.users("talker", folder=False) == []
+
+
+class TestRdma:
+    RDMA = {"protocol": "RDMA", "devices": ["mlx5_1", "mlx5_0"], "resource": {"name": "rdma/hca", "count": 2}}  # noqa: RUF012
+
+    def sidecar(self, leader: str, mooncake: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+        """The connector's container; no other container of the pod ever has a part in it."""
+        body = a_profile()
+        body["spec"] |= {"connectors": ["SharedMemory", "TCP", "Mooncake"], "mooncake": mooncake or self.RDMA}
+        pipeline = OmniPipeline.model_validate(a_pipeline(**spec))
+        resolved = resolve(pipeline, {"cpu": OmniRuntimeProfile.model_validate(body)}, target="kubernetes")
+        pod = stage_pod(resolved, leader)
+        for engine in pod["containers"]:
+            assert engine["securityContext"] == container_security()
+            assert not {"rdma/hca"} & {*engine["resources"]["requests"], *engine["resources"]["limits"]}
+            assert not any(e["name"].startswith("OMNI_MOONCAKE") for e in engine["env"])
+        assert pod["securityContext"]["runAsUser"] == RUN_AS
+        (sidecar,) = pod["initContainers"]
+        return sidecar  # type: ignore[no-any-return]
+
+    @pytest.mark.parametrize("leader", ["thinker", "talker", "code2wav"])
+    def test_the_connector_has_devices_and_may_lock_memory(self, leader: str) -> None:
+        """What the sidecar reads (`sidecar.py`), and no more of root than it takes to lock memory."""
+        sidecar = self.sidecar(leader)
+        env = {e["name"]: e.get("value") for e in sidecar["env"]}
+        assert env["OMNI_MOONCAKE_PROTOCOL"] == "rdma"
+        assert env["OMNI_MOONCAKE_DEVICE"] == "mlx5_0,mlx5_1"
+        resources = sidecar["resources"]
+        assert resources["requests"]["rdma/hca"] == resources["limits"]["rdma/hca"] == "2"
+        assert resources["requests"]["cpu"] == SIDECAR_CPU
+        assert sidecar["securityContext"] == {
+            **container_security(),
+            "runAsNonRoot": False,
+            "runAsUser": 0,
+            "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK", "SETUID"]},
+        }
+        assert sidecar["args"][sidecar["args"].index("--run-as") + 1] == str(RUN_AS)
+
+    def test_what_a_profile_does_not_say_is_left_to_the_nodes(self) -> None:
+        sidecar = self.sidecar("talker", {"protocol": "RDMA"})
+        names = [e["name"] for e in sidecar["env"]]
+        assert "OMNI_MOONCAKE_PROTOCOL" in names
+        assert "OMNI_MOONCAKE_DEVICE" not in names
+        assert set(sidecar["resources"]["limits"]) == {"memory"}
+        assert sidecar["securityContext"]["capabilities"]["add"] == ["IPC_LOCK", "SETUID"]
+
+    def test_pods_that_send_nothing_by_it_are_as_before(self) -> None:
+        """T74: they stay within the restricted standard, and take no device from those that need one."""
+        tcp = [
+            {"from": a, "to": b, "connector": {"type": "TCP"}}
+            for a, b in (("thinker", "talker"), ("talker", "code2wav"))
+        ]
+        plain = self.sidecar("talker", {"protocol": "TCP"})
+        assert self.sidecar("thinker", edges=tcp[:1]) == self.sidecar("thinker", {"protocol": "TCP"}, edges=tcp[:1])
+        assert self.sidecar("talker", edges=tcp[:1]) != plain, "its other edge is Mooncake's"
+        assert self.sidecar("talker", edges=tcp) == plain
+        inside = [*tcp[:1], {"from": "talker", "to": "code2wav", "connector": {"type": "Mooncake"}}]
+        assert "--run-as" not in self.sidecar("talker", edges=inside, stages=VOICE)["args"]
+        assert plain["securityContext"] == container_security()
+        assert not any(e["name"].startswith("OMNI_MOONCAKE") for e in plain["env"])
 
 
 def test_stored_plan_is_what_the_revision_hashes() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from omni_operator.placement import Catalogue, ClusterView, rules
 from omni_operator.placement.question import Question, ask
-from omni_operator.placement.types import PlacementWarning
-from omni_runtime.deploy.plan import ResolvedPlan
+from omni_operator.placement.types import NodeView, PlacementWarning
+from omni_runtime.deploy.plan import RdmaPlan, ResolvedPlan
 from omni_runtime.errors import FieldError
 from tests.unit.placement.builders import a_cluster, a_node, a_plan, catalogue, custom, qwen
 from tests.unit.placement.corpus import A100, ASCEND, H100, args, on, writer
@@ -83,12 +83,33 @@ def test_the_entry_does_not_listen_where_its_control_channel_does() -> None:
     assert (error.path, error.value) == ("spec.entry.port", "5500")
 
 
-def test_rdma_without_a_device_is_said() -> None:
-    plan = with_connector(a_plan(qwen()), "Mooncake")
-    without = rules.check_rules(a_question(plan, a_cluster(a_node("n", H100, 8))))[1]
-    assert {w.code for w in without} == {"NoRdmaDevice"}
-    assert all(isinstance(w, PlacementWarning) for w in without)
-    offered = a_cluster(a_node("n", H100, 8, resources={"rdma/hca": 1}))
-    assert rules.check_rules(a_question(plan, offered))[1] == ()
-    assert rules.check_rules(a_question(plan))[1] == (), "nothing is known of the nodes"
-    assert rules.check_rules(a_question(a_plan(qwen()), a_cluster(a_node("n", H100, 8))))[1] == (), "TCP needs none"
+def with_rdma(plan: ResolvedPlan, rdma: RdmaPlan | None) -> ResolvedPlan:
+    return msgspec.structs.replace(plan, stages=tuple(msgspec.structs.replace(s, rdma=rdma) for s in plan.stages))
+
+
+def warned(plan: ResolvedPlan, *nodes: NodeView) -> set[str]:
+    errors, warnings = rules.check_rules(a_question(plan, a_cluster(*nodes) if nodes else None))
+    assert errors == ()
+    assert all(isinstance(w, PlacementWarning) and w.path.startswith("spec.edges[") for w in warnings)
+    return {w.code for w in warnings}
+
+
+class TestMooncake:
+    BARE = RdmaPlan((), None, 0)
+    PLAN = with_connector(a_plan(qwen()), "Mooncake")
+
+    def test_over_tcp_is_unwise(self) -> None:
+        assert warned(self.PLAN) == {"MooncakeOverTcp"}
+        assert warned(self.PLAN, a_node("n", H100, 8, resources={"rdma/hca": 1})) == {"MooncakeOverTcp"}
+        assert warned(a_plan(qwen()), a_node("n", H100, 8)) == set(), "TCP needs no RDMA"
+
+    def test_rdma_for_which_nothing_asks_needs_nodes_that_offer_it(self) -> None:
+        plan = with_rdma(self.PLAN, self.BARE)
+        assert warned(plan, a_node("n", H100, 8)) == {"NoRdmaDevice"}
+        assert warned(plan) == set(), "nothing is known of the nodes"
+        for name in ("rdma/hca", "nvidia.com/mlnxnics", "vpc.amazonaws.com/efa"):
+            assert warned(plan, a_node("n", H100, 8, resources={name: 1})) == set()
+        assert warned(plan, a_node("n", H100, 8, resources={"rdma/hca": 0})) == {"NoRdmaDevice"}
+
+    def test_rdma_that_is_asked_for_is_the_nodes_own_check(self) -> None:
+        assert warned(with_rdma(self.PLAN, RdmaPlan((), "rdma/hca", 1)), a_node("n", H100, 8)) == set()

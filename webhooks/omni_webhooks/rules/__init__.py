@@ -19,6 +19,7 @@ from omni_webhooks.rules import (
     follower_scaled,
     full_device,
     host_path_volume,
+    locked_memory,
     namespace_taken,
     privileged_scheduling,
     profile_allowed,
@@ -74,6 +75,7 @@ RULES: tuple[AnyRule, ...] = (
     unsupported_runtime.RULE,
     floating_image.RULE,
     host_path_volume.RULE,
+    locked_memory.RULE,
     drops_support.RULE,
     profile_in_use.RULE,
     # OmniTenant

@@ -1,0 +1,45 @@
+"""From root to an ordinary user that may still lock memory, which RDMA has to.
+
+Kubernetes gives the capabilities that a container adds to root alone, and has no limit of locked memory to raise.
+Linux only, and before the process has a second thread: capabilities belong to threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Final
+
+_KEEP_CAPABILITIES: Final = 8  # PR_SET_KEEPCAPS
+_DUMPABLE: Final = 4  # PR_SET_DUMPABLE
+_VERSION_3: Final = 0x20080522
+_IPC_LOCK: Final = 14
+
+
+class _Header(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _Set(ctypes.Structure):
+    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+
+
+def become(user: int) -> None:
+    """This user, with the capability IPC_LOCK and no other. Raises OSError.
+
+    Nothing where the process is not root: then it has no capability that it could keep.
+    """
+    if os.geteuid() != 0:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    _checked(libc.prctl(_KEEP_CAPABILITIES, 1, 0, 0, 0), "keep capabilities")
+    os.setresuid(user, user, user)
+    kept = (_Set * 2)(_Set(1 << _IPC_LOCK, 1 << _IPC_LOCK, 0), _Set())
+    _checked(libc.capset(ctypes.byref(_Header(_VERSION_3, 0)), kept), "keep the capability IPC_LOCK")
+    # A process that has changed its user is hidden from itself in /proc.
+    _checked(libc.prctl(_DUMPABLE, 1, 0, 0, 0), "be seen in /proc")
+
+
+def _checked(result: int, what: str) -> None:
+    if result:
+        raise OSError(ctypes.get_errno(), f"cannot {what}: {os.strerror(ctypes.get_errno())}")
