@@ -171,12 +171,8 @@ def _of_node(kind: Kind, path: Path, node: Schema) -> Iterator[Constraint]:
             case "minItems":
                 yield case(keyword, [_items(node, at, limit)], [_items(node, at, limit - 1)])
             case "maxItems":
-                most = _items(node, at, limit)
-                yield case(
-                    keyword,
-                    [most],
-                    [(most * (limit + 1))[: limit + 1] if len(most) < limit else _items(node, at, limit + 1)],
-                )
+                most, more = _items(node, at, limit), _items(node, at, limit + 1)
+                yield case(keyword, [most], [more if len(more) > limit else (most * (limit + 1))[: limit + 1]])
             case "maxProperties":
                 value = smallest(node["additionalProperties"], f"{at}.*")
                 full = [{f"k{i}": value for i in range(n)} for n in (limit, limit + 1)]
@@ -267,6 +263,8 @@ def _distinct(items: Schema, at: str, keys: list[str] | None, count: int) -> lis
         ]
     if "enum" in items:
         return _legal_choices(at, items["enum"])[:count]
+    if items["type"] == "integer":
+        return [items["minimum"] + i for i in range(count)]
     return [_nth(items, i) for i in range(count)]
 
 
