@@ -6,5 +6,10 @@ import os
 
 from hypothesis import settings
 
+# Transfer engines of two test runs at once must not take each other's ports.
+_PORTS = 20_000 + os.getpid() % 250 * 40
+os.environ.setdefault("MC_MIN_RPC_PORT", str(_PORTS))
+os.environ.setdefault("MC_MAX_RPC_PORT", str(_PORTS + 39))
+
 settings.register_profile("omni", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("omni")

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
+import msgspec
+
 from omni_runtime.connectors.arena import Arena
 from omni_runtime.connectors.wire import Slab
 from omni_runtime.deploy.plan import MOONCAKE_PORTS
@@ -56,19 +58,9 @@ class Mooncake:
     @classmethod
     def start(cls, arena: Arena, host: str, options: MooncakeOptions) -> Mooncake:
         """Blocks for a moment. Raises MooncakeUnavailable."""
-        os.environ.setdefault("MC_MIN_RPC_PORT", str(MOONCAKE_PORTS[0]))
-        os.environ.setdefault("MC_MAX_RPC_PORT", str(MOONCAKE_PORTS[1]))
-        os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
-        os.environ.setdefault("GLOG_minloglevel", "2")
-        try:
-            engine = _engine_class()()
-        except (ImportError, OSError) as error:
-            raise MooncakeUnavailable(f"package mooncake-transfer-engine cannot be loaded: {error}") from error
         if options.protocol == "rdma" and not arena.commit(0, arena.length):
             raise MooncakeUnavailable("registering for RDMA needs the whole arena in memory, and its volume is full")
-        if engine.initialize(host, "P2PHANDSHAKE", options.protocol, options.device):
-            where = f" on {options.device}" if options.device else ""
-            raise MooncakeUnavailable(f"the transfer engine does not start with {options.protocol}{where}")
+        engine = start_engine(host, options)
         self = cls(engine, arena, f"{host}:{engine.get_rpc_port()}")
         if engine.register_memory(self.address, arena.length):
             self.close()
@@ -81,18 +73,10 @@ class Mooncake:
         Not by the engine's own waiting call: it spins, on the core that the engine's one thread for sockets needs, and
         it gives up after a while though that thread may still write to the slab.
         """
-        if self._closed.is_set() or _SEGMENT.fullmatch(segment) is None or slab.offset + slab.length > self._length:
+        if self._closed.is_set() or not is_segment(segment) or slab.offset + slab.length > self._length:
             return False
-        transfer: int = self._engine.batch_transfer_async_read(
-            segment, [self.address + slab.offset], [address], [slab.length]
-        )
-        if transfer in _NO_TRANSFER:
-            return False
-        pause, longest = _LOOK_SECONDS
-        while not (status := self._engine.transfer_check_status(transfer)):
-            time.sleep(pause)
-            pause = min(2 * pause, longest)
-        return bool(status == 1)
+        place, there, length = self.address + slab.offset, address, slab.length
+        return ends_well(self._engine, self._engine.batch_transfer_async_read(segment, [place], [there], [length]))
 
     @property
     def threads(self) -> ThreadPoolExecutor:
@@ -104,6 +88,61 @@ class Mooncake:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._engine.unregister_memory(self.address)
         self._anchor = None
+
+
+def is_segment(name: str) -> bool:
+    """host:port, as peers tell it."""
+    return _SEGMENT.fullmatch(name) is not None
+
+
+def start_engine(host: str, options: MooncakeOptions) -> Any:
+    """An engine without memory. Blocks for a moment. Raises MooncakeUnavailable."""
+    os.environ.setdefault("MC_MIN_RPC_PORT", str(MOONCAKE_PORTS[0]))
+    os.environ.setdefault("MC_MAX_RPC_PORT", str(MOONCAKE_PORTS[1]))
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("GLOG_minloglevel", "2")
+    try:
+        engine = _engine_class()()
+    except (ImportError, OSError) as error:
+        raise MooncakeUnavailable(f"package mooncake-transfer-engine cannot be loaded: {error}") from error
+    if engine.initialize(host, "P2PHANDSHAKE", options.protocol, options.device):
+        where = f" on {options.device}" if options.device else ""
+        raise MooncakeUnavailable(f"the transfer engine does not start with {options.protocol}{where}")
+    if options.protocol == "rdma":
+        _require_rdma(rdma_devices(engine.get_local_topology()), options.device)
+    return engine
+
+
+def _require_rdma(found: frozenset[str], wanted: str) -> None:
+    """The engine itself takes TCP in silence where there is no such device. Raises MooncakeUnavailable."""
+    if not found:
+        raise MooncakeUnavailable(
+            "no RDMA device is visible to this container: does its profile's mooncake.resource name what the device"
+            " plugin offers, and has the node one?"
+        )
+    missing = sorted({name.strip() for name in wanted.split(",") if name.strip()} - found)
+    if missing:
+        raise MooncakeUnavailable(f"no RDMA device {', '.join(missing)} here; there are {', '.join(sorted(found))}")
+
+
+def rdma_devices(topology: str) -> frozenset[str]:
+    """Names of network devices in the engine's own view of the machine: location -> [[preferred], [others]]."""
+    try:
+        places = msgspec.json.decode(topology, type=dict[str, list[list[str]]])
+    except msgspec.MsgspecError:
+        return frozenset()
+    return frozenset(name for lists in places.values() for names in lists for name in names)
+
+
+def ends_well(engine: Any, transfer: int) -> bool:
+    """Wait for a transfer that was submitted, looking now and then. False if it failed, or was not even accepted."""
+    if transfer in _NO_TRANSFER:
+        return False
+    pause, longest = _LOOK_SECONDS
+    while not (status := engine.transfer_check_status(transfer)):
+        time.sleep(pause)
+        pause = min(2 * pause, longest)
+    return bool(status == 1)
 
 
 def _engine_class() -> Any:

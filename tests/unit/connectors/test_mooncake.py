@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -158,3 +159,47 @@ async def test_a_dead_producer_pod_in_mid_fetch_is_told(site: Site) -> None:
                 assert event.code == "UpstreamLost"
                 del event
         await until(lambda: near.arena_used == 0 and len(near.sidecar.links) == 0)
+
+
+TOPOLOGY = '{"cpu:0": [["mlx5_0"], ["mlx5_1"]], "cuda:0": [["mlx5_1"], []]}'
+
+
+@pytest.mark.parametrize(
+    ("topology", "found"),
+    [
+        (TOPOLOGY, {"mlx5_0", "mlx5_1"}),
+        ('{"cpu:0": [[], []]}', set()),
+        ("{}", set()),
+        ("", set()),
+        ("[1]", set()),
+    ],
+)
+def test_devices_that_the_engine_sees(topology: str, found: set[str]) -> None:
+    assert mooncake.rdma_devices(topology) == found
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "says"),
+    [
+        (set(), "", "no RDMA device is visible"),
+        (set(), "mlx5_0", "no RDMA device is visible"),
+        ({"mlx5_1", "mlx5_0"}, "mlx5_0, mlx5_7", "no RDMA device mlx5_7 here; there are mlx5_0, mlx5_1"),
+    ],
+)
+def test_rdma_that_is_not_there_is_no_rdma(found: set[str], wanted: str, says: str) -> None:
+    """The engine would take TCP and say nothing."""
+    with pytest.raises(mooncake.MooncakeUnavailable, match=says):
+        mooncake._require_rdma(frozenset(found), wanted)
+    mooncake._require_rdma(frozenset({"mlx5_0", "mlx5_1"}), "mlx5_1")
+    mooncake._require_rdma(frozenset({"mlx5_0"}), "")
+
+
+@pytest.mark.skipif(Path("/sys/class/infiniband").exists(), reason="there are RDMA devices")
+async def test_where_rdma_is_missing_edges_go_over_tcp_and_it_is_told(site: Site) -> None:
+    """By mooncake_up 0, of which the pipeline's status speaks; the tensors come all the same."""
+    options = mooncake.MooncakeOptions("rdma", "mlx5_0")
+    async with a_pair(site, "mooncake", mooncake=options) as pair:
+        await exact(pair, "r", (LARGE, 5, LARGE))
+        assert fallbacks(pair, "unavailable") >= 2
+        assert all("omni:connector_mooncake_up 0.0" in h.sidecar.metrics.render().decode() for h in pair.hosts)
+        await pair.nothing_left()
