@@ -37,7 +37,7 @@ def render(resolved: ResolvedPlan, *, origins: bool = False) -> Iterable[str]:
             (
                 f"{edge.source} -> {edge.to}",
                 str(edge.payload),
-                f"{edge.connector}, SharedMemory on one node" if edge.near else edge.connector,
+                _connector(resolved, edge),
                 edge.mode,
                 _chunks(edge),
             )
@@ -47,6 +47,14 @@ def render(resolved: ResolvedPlan, *, origins: bool = False) -> Iterable[str]:
     if origins:
         yield ""
         yield from table(("VALUE", "FROM"), list(resolved.origins.items()))
+
+
+def _connector(resolved: ResolvedPlan, edge: EdgePlan) -> str:
+    """With what depends on the profile, and on the nodes where pods come to be."""
+    source, to = resolved.stage(edge.source), resolved.stage(edge.to)
+    by_rdma = edge.connector == "Mooncake" and source.rdma is not None and source.pod_group != to.pod_group
+    way = f"{edge.connector} by RDMA" if by_rdma else edge.connector
+    return f"{way}, SharedMemory on one node" if edge.near else way
 
 
 def _chunks(edge: EdgePlan) -> str:

@@ -96,3 +96,14 @@ def test_custom_is_smol_omni_under_other_names() -> None:
 def test_the_profile_of_ones_own_is_a_profile() -> None:
     (profile,) = load_profiles(EXAMPLES / "profiles" / "cuda-mig.yaml").values()
     assert profile.spec.default_device_class in {c.name for c in profile.spec.device_classes}
+
+
+def test_the_profile_with_rdma_makes_pods_that_ask_for_it() -> None:
+    profiles = load_profiles(EXAMPLES / "profiles" / "cuda-rdma.yaml")
+    pipeline = load_pipeline(EXAMPLES / "qwen3-omni.pipeline.yaml")
+    spec = pipeline.spec.model_copy(update={"runtime_profile": "cuda-rdma"})
+    plan = resolve(pipeline.model_copy(update={"spec": spec}), profiles, target="kubernetes")
+    assert "Mooncake" in {e.connector for e in plan.edges}
+    (rdma,) = {s.rdma for s in plan.stages}
+    assert rdma is not None
+    assert (rdma.devices, rdma.resource_name) == (("mlx5_0", "mlx5_1"), "rdma/hca_shared_devices_a")

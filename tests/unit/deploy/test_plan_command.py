@@ -37,6 +37,14 @@ def test_a_connector_that_depends_on_the_nodes_says_so() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("profile", "way"), [("ib", "Mooncake by RDMA"), ("mooncake-tcp", "Mooncake"), ("cuda", "TCP")]
+)
+def test_what_mooncake_sends_by_is_said(profile: str, way: str) -> None:
+    rows = [" ".join(line.split()) for line in render(resolved(f"{QWEN}runtimeProfile: {profile}")) if " -> " in line]
+    assert rows[0] == f"thinker -> talker thinker_hidden {way} asyncChunk as produced"
+
+
 def test_json_is_the_plan() -> None:
     result = CliRunner().invoke(app, ["-f", str(EXAMPLES / "smol-omni.pipeline.yaml"), "--json", "--local"])
     assert result.exit_code == 0, result.output
