@@ -11,7 +11,6 @@ import os
 from typing import Final
 
 _KEEP_CAPABILITIES: Final = 8  # PR_SET_KEEPCAPS
-_DUMPABLE: Final = 4  # PR_SET_DUMPABLE
 _VERSION_3: Final = 0x20080522
 _IPC_LOCK: Final = 14
 
@@ -36,8 +35,6 @@ def become(user: int) -> None:
     os.setresuid(user, user, user)
     kept = (_Set * 2)(_Set(1 << _IPC_LOCK, 1 << _IPC_LOCK, 0), _Set())
     _checked(libc.capset(ctypes.byref(_Header(_VERSION_3, 0)), kept), "keep the capability IPC_LOCK")
-    # A process that has changed its user is hidden from itself in /proc.
-    _checked(libc.prctl(_DUMPABLE, 1, 0, 0, 0), "be seen in /proc")
 
 
 def _checked(result: int, what: str) -> None:
