@@ -23,18 +23,26 @@ class _Set(ctypes.Structure):
     _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
 
 
-def become(user: int) -> None:
-    """This user, with the capability IPC_LOCK and no other. Raises OSError.
+def become(user: int) -> bool:
+    """This user, with the capability IPC_LOCK and no other. False: without it, too. Raises OSError where it stays root.
 
     Nothing where the process is not root: then it has no capability that it could keep.
     """
     if os.geteuid() != 0:
-        return
+        return False
     libc = ctypes.CDLL(None, use_errno=True)
     _checked(libc.prctl(_KEEP_CAPABILITIES, 1, 0, 0, 0), "keep capabilities")
     os.setresuid(user, user, user)
-    kept = (_Set * 2)(_Set(1 << _IPC_LOCK, 1 << _IPC_LOCK, 0), _Set())
-    _checked(libc.capset(ctypes.byref(_Header(_VERSION_3, 0)), kept), "keep the capability IPC_LOCK")
+    if not _keep(libc, 1 << _IPC_LOCK):
+        return True
+    _checked(_keep(libc, 0), "give up capabilities")
+    return False
+
+
+def _keep(libc: ctypes.CDLL, capabilities: int) -> int:
+    kept = (_Set * 2)(_Set(capabilities, capabilities, 0), _Set())
+    result: int = libc.capset(ctypes.byref(_Header(_VERSION_3, 0)), kept)
+    return result
 
 
 def _checked(result: int, what: str) -> None:

@@ -247,8 +247,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(sys.argv[1:] if argv is None else argv)
     logs.configure("sidecar", domain=args.domain)
     try:
-        if args.run_as is not None:
-            privileges.become(args.run_as)
+        if args.run_as is not None and not privileges.become(args.run_as):
+            log.warning("memory.not_lockable", reason="no capability IPC_LOCK", instead="the limit of the node")
         plan = load_plan(args.plan.read_bytes())
         keys = load_keys(args.curve)
         options = SidecarOptions(
