@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -83,7 +84,9 @@ class Pod:
         finally:
             await client.close()
 
-    async def engine_process(self, role: str, request: str, chunks: int, upstream: Producer | None = None) -> Engine:
+    async def engine_process(
+        self, role: str, request: str, chunks: int, upstream: Producer | None = None, *, size: int = 0
+    ) -> Engine:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -93,6 +96,7 @@ class Pod:
             role,
             request,
             str(chunks),
+            str(size),
             *(() if self.site.node_dir is None else (str(self.site.node_dir),)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -106,7 +110,7 @@ class Pod:
             process.stdin.write(msgspec.json.encode(upstream) + b"\n")
         producer = None
         async with asyncio.timeout(60):
-            if role != "consumer":
+            if upstream is None:
                 producer = msgspec.json.decode(await process.stdout.readline(), type=Producer)
             assert (await process.stdout.readline()).startswith(b"ready")
         return Engine(process, producer)
@@ -118,12 +122,14 @@ class Engine:
     producer: Producer | None
 
 
-async def start_sidecar(site: Site, domain: str, *, grace_s: float = 60) -> Pod:
+async def start_sidecar(
+    site: Site, domain: str, *, grace_s: float = 60, module: str = "omni_runtime.connectors.sidecar"
+) -> Pod:
     http_port = free_port()
     began = time.monotonic()
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "omni_runtime.connectors.sidecar"),
+        *("-m", module),
         *("--plan", str(site.root / "plan.json"), "--curve", str(site.root / "curve")),
         *("--ipc-dir", str(site.root / domain), "--shm-dir", str(site.shm), "--arena-bytes", str(16 * MIB)),
         *("--advertise-host", "127.0.0.1", "--domain", domain, "--data-port", str(free_port())),
@@ -139,6 +145,7 @@ async def start_sidecar(site: Site, domain: str, *, grace_s: float = 60) -> Pod:
             "127.0.0.1",
         ),
         env=ENVIRONMENT,
+        cwd=ROOT,
         stderr=asyncio.subprocess.DEVNULL,
     )
     pod = Pod(site, domain, process, f"http://127.0.0.1:{http_port}", 0.0)
@@ -155,8 +162,9 @@ async def start_sidecar(site: Site, domain: str, *, grace_s: float = 60) -> Pod:
 
 
 @asynccontextmanager
-async def a_pod(site: Site, domain: str = "pod-a", *, grace_s: float = 60) -> AsyncIterator[Pod]:
-    pod = await start_sidecar(site, domain, grace_s=grace_s)
+async def a_pod(site: Site, domain: str = "pod-a", **options: Any) -> AsyncIterator[Pod]:
+    """options: those of start_sidecar."""
+    pod = await start_sidecar(site, domain, **options)
     try:
         yield pod
     finally:
