@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""requirements.py PYPROJECT EXTRA...: the project's own requirements with these extras, one a line.
+"""requirements.py PYPROJECT NAME: the project's own requirements with this extra, or those of this dependency group, one a line.
 
 Runs in images that have no package tool yet: standard library only.
 """
@@ -34,5 +34,12 @@ def expand(project: dict[str, Any], extras: Iterable[str]) -> list[str]:
     return sorted(set(result))
 
 
+def requirements(pyproject: dict[str, Any], name: str) -> list[str]:
+    """Of a dependency group alone, or of the project with an extra. Raises KeyError for neither."""
+    if name in pyproject.get("dependency-groups", {}):
+        return sorted(pyproject["dependency-groups"][name])
+    return expand(pyproject["project"], [name])
+
+
 if __name__ == "__main__":
-    print("\n".join(expand(tomllib.loads(Path(sys.argv[1]).read_text())["project"], sys.argv[2:])))
+    print("\n".join(requirements(tomllib.loads(Path(sys.argv[1]).read_text()), sys.argv[2])))

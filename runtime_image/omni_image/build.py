@@ -47,12 +47,10 @@ def models_dir() -> Path:
 
 
 def requirements_of(extra: str, root: Path = ROOT) -> list[str]:
-    """The project's requirements with one extra; the same code runs inside the Dockerfiles."""
+    """What one extra or dependency group asks for; the same code runs inside the Dockerfiles."""
     import tomllib
 
-    return list(
-        _requirements_module(root).expand(tomllib.loads((root / "pyproject.toml").read_text())["project"], [extra])
-    )
+    return list(_requirements_module(root).requirements(tomllib.loads((root / "pyproject.toml").read_text()), extra))
 
 
 def _requirements_module(root: Path) -> ModuleType:

@@ -24,6 +24,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Build the im
 
 class Which(StrEnum):
     OPERATOR = "operator"
+    CONNECTOR = "connector"
     CPU = "cpu"
     ALL = "all"
 
@@ -97,12 +98,12 @@ def values(base: BaseOption = None) -> None:
 
 @app.command()
 def save(
-    which: Annotated[Which, typer.Argument(help="operator or cpu.")],
+    which: Annotated[Which, typer.Argument(help="operator, connector or cpu.")],
     archive: Annotated[Path, typer.Argument(help="File to write: an OCI archive, for skopeo or another machine.")],
 ) -> None:
     """Write a built image to a file (images that Buildah built; with Docker use `docker save`)."""
     if len(which.kinds) != 1:
-        raise typer.BadParameter("one image a file: operator or cpu", param_hint="WHICH")
+        raise typer.BadParameter("one image a file: operator, connector or cpu", param_hint="WHICH")
     with plain_errors():
         image = building.plan(KINDS[which.kinds[0]]).image
         size = layout.write_archive(building.images_dir() / "layout", image, archive)
@@ -111,7 +112,7 @@ def save(
 
 @app.command("wheelhouse")
 def make_wheelhouse(
-    extra: Annotated[str, typer.Argument(help="Extra of pyproject.toml: operator, runtime or cpu.")],
+    extra: Annotated[str, typer.Argument(help="What pyproject.toml names so: operator, connector, runtime or cpu.")],
     folder: Annotated[Path, typer.Argument(help="Folder for the wheels; named wheelhouse/ in the build context.")],
     python: Annotated[
         str, typer.Option("--python", help="Python of the base image; GPU images often have 3.12.")

@@ -22,7 +22,7 @@ class ImageKind:
 
     name: str
     extra: str
-    """Extra of pyproject.toml whose packages the image has."""
+    """Extra or dependency group of pyproject.toml whose packages the image has."""
     sources: tuple[str, ...]
     """Source folders of the checkout that its application tier copies."""
     targets: tuple[str, ...]
@@ -46,6 +46,12 @@ OPERATOR = ImageKind(
     ),
     targets=("environment", "application"),
 )
+CONNECTOR = ImageKind(
+    name="connector",
+    extra="connector",
+    sources=("runtime/omni_runtime",),
+    targets=("environment", "application"),
+)
 CPU = ImageKind(
     name="cpu",
     extra="cpu",
@@ -53,7 +59,7 @@ CPU = ImageKind(
     targets=("environment", "models", "application"),
     stub_cuda=True,
 )
-KINDS: Mapping[str, ImageKind] = {kind.name: kind for kind in (OPERATOR, CPU)}
+KINDS: Mapping[str, ImageKind] = {kind.name: kind for kind in (OPERATOR, CONNECTOR, CPU)}
 
 
 @dataclass(frozen=True, slots=True)

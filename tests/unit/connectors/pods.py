@@ -175,11 +175,11 @@ async def a_pod(site: Site, domain: str = "pod-a", **options: Any) -> AsyncItera
 
 
 @asynccontextmanager
-async def two_pods(site: Site, mode: str) -> AsyncIterator[tuple[Pod, Pod]]:
-    """(the producer's pod, the consumer's pod)."""
-    async with a_pod(site, "pod-a") as first:
+async def two_pods(site: Site, mode: str, **options: Any) -> AsyncIterator[tuple[Pod, Pod]]:
+    """(the producer's pod, the consumer's pod). options: those of start_sidecar."""
+    async with a_pod(site, "pod-a", **options) as first:
         if mode == "same pod":
             yield first, first
         else:
-            async with a_pod(site, "pod-b") as second:
+            async with a_pod(site, "pod-b", **options) as second:
                 yield first, second

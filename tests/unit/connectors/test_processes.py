@@ -173,6 +173,22 @@ async def test_it_is_small_between_two_pods(site: Site, connector: str) -> None:
         await until(lambda: a.resident_kb < 60 * 1024 and b.resident_kb < 60 * 1024)
 
 
+@pytest.mark.parametrize("connector", ["TCP", "Mooncake"])
+async def test_its_image_has_all_that_it_imports(site: Site, connector: str) -> None:
+    """From start to drain; whatever else this machine has is refused, so that a new import fails here and not in a pod."""
+    site.use(connector)
+    async with two_pods(site, connector, module="tests.unit.connectors.image_sidecar") as (a, b):
+        async with a.engine("thinker-0") as up, b.engine("talker-0") as down:
+            await down.open("r", producer(up))
+            await up.put("r", EDGE, rows(some_bytes(600_000), finished=True))
+            assert (await a_chunk(down)).payload.tensors["rows"].tobytes() == some_bytes(600_000).tobytes()
+            assert ("engine.so" in a.proc("maps")) == (connector == "Mooncake")
+            assert (await a.get("/metrics")).status_code == 200
+        for pod in (a, b):
+            pod.process.terminate()
+            assert await asyncio.wait_for(pod.process.wait(), 30) == 0
+
+
 async def strangers(pod: Pod, count: int) -> None:
     """`count` connections that begin a handshake and never end it, some hundred at a time."""
     port = int(pod.proc("cmdline").split("--data-port\0")[1].split("\0")[0])

