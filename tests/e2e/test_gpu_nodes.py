@@ -154,15 +154,15 @@ def test_pods_are_on_the_nodes_that_the_check_would_give_them(applied: Applied) 
 
 @pytest.mark.parametrize("stage", ["thinker", "talker"])
 def test_pods_follow_the_profile(applied: Applied, stage: str) -> None:
-    """Image, node selector and tolerations are the profile's, not the pipeline's; the connector asks for no device."""
+    """Images, node selector and tolerations are the profile's, not the pipeline's; the connector asks for no device."""
     profile = applied.kube.get("omniruntimeprofile", applied.vendor.profile)["spec"]
     (device,) = [d for d in profile["deviceClasses"] if d["name"] == applied.vendor.device_class]
     (pod,) = applied.stage_pods(stage)
     (connector,) = pod["spec"]["initContainers"]
     assert (connector["name"], connector["restartPolicy"]) == ("connector", "Always")
     assert devices_of(connector) == {}
-    images = {c["image"] for c in [connector, *pod["spec"]["containers"]]}
-    assert images == {profile["images"]["runtime"]}
+    assert connector["image"] == profile["images"]["connector"]
+    assert {c["image"] for c in pod["spec"]["containers"]} == {profile["images"]["runtime"]}
     assert pod["spec"]["nodeSelector"] == device["nodeSelector"]
     node = applied.kube.get("node", pod["spec"]["nodeName"])
     assert device["nodeSelector"].items() <= node["metadata"]["labels"].items()

@@ -261,7 +261,7 @@ class TestProfiles:
         for profile in of_kind(rendered(), "OmniRuntimeProfile"):
             wanted = values[profile["metadata"]["name"]]
             spec = {k: v for k, v in profile["spec"].items() if k != "images"}
-            assert spec == {k: v for k, v in wanted.items() if k not in ("enabled", "image")}
+            assert spec == {k: v for k, v in wanted.items() if k not in ("enabled", "image", "connectorImage")}
             parsed = OmniRuntimeProfile.model_validate(profile).spec.model_dump(
                 mode="json", by_alias=True, exclude_none=True
             )
@@ -326,6 +326,7 @@ def test_image_references(options: tuple[str, ...], image: str) -> None:
         ("profiles.cpu.mooncake.device=mlx5_0", "mooncake"),
         ("profiles.cpu.mooncake.resource.count=1", "name"),
         ("profiles.cpu.image=cpuu", "images.cpuu is not set"),
+        ("profiles.cpu.connectorImage=conector", "images.conector is not set"),
         ("defaultProfile=gpu", "not one of profiles: cpu, cuda, npu, rocm"),
         ("crds.upgradeJob=maybe", "upgradeJob"),
     ],
@@ -348,7 +349,20 @@ def test_the_images_of_a_checkout_are_values_of_the_chart(tmp_path: Path) -> Non
     for deployment in of_kind(objects, "Deployment"):
         assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == images["operator"]
     cpu = next(p for p in of_kind(objects, "OmniRuntimeProfile") if p["metadata"]["name"] == "cpu")
-    assert cpu["spec"]["images"] == {"runtime": images["cpu"], "pullPolicy": "IfNotPresent"}
+    expected = {"runtime": images["cpu"], "connector": images["connector"], "pullPolicy": "IfNotPresent"}
+    assert cpu["spec"]["images"] == expected
+
+
+def test_sidecars_run_from_the_small_image_where_a_profile_says_so() -> None:
+    """Those of the chart do, whatever the accelerator; one that does not say it keeps to one image."""
+    mine = {"enabled": True, "vendor": "nvidia", "image": "cuda", "deviceClasses": [{"name": "a", "memory": "10Gi"}]}
+    objects = rendered("--set-json", f"profiles.mine={json.dumps(mine)}", "--set", "profiles.npu.connectorImage=")
+    images = {p["metadata"]["name"]: p["spec"]["images"] for p in of_kind(objects, "OmniRuntimeProfile")}
+    with_one = {
+        name for name, image in images.items() if image.get("connector", "").startswith("omni-operator/connector:")
+    }
+    assert with_one == {"cpu", "cuda", "rocm"}
+    assert all("connector" not in images[name] for name in ("npu", "mine"))
 
 
 def test_every_value_has_a_schema_and_every_schema_a_value() -> None:
