@@ -208,6 +208,7 @@ class PayloadKind(StrEnum):
     CODEC_FRAMES = "codec_frames"
     TEXT_SEGMENTS = "text_segments"
     ACOUSTIC_FRAMES = "acoustic_frames"
+    KV_CACHE = "kv_cache"
 
 
 class ConnectorSpec(OmniModel):

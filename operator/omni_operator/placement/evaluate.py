@@ -29,7 +29,7 @@ from omni_runtime.topology.types import PayloadContract
 
 GIB = 1 << 30
 # Edges whose chunks are large and on the way to the first packet: their stages should be near each other.
-HOT = (PayloadContract.THINKER_HIDDEN,)
+HOT = (PayloadContract.THINKER_HIDDEN, PayloadContract.KV_CACHE)
 
 
 @dataclass(frozen=True, slots=True)

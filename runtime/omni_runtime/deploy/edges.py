@@ -11,13 +11,14 @@ from omni_runtime.deploy.overlay import PIPELINE, Origins, Violations, topology_
 from omni_runtime.deploy.plan import FULL_PAYLOAD_MESSAGE_FRAMES, EdgePlan, StagePlan
 from omni_runtime.deploy.quantity import format_bytes, parse_quantity
 from omni_runtime.deploy.structure import EdgeNode
-from omni_runtime.topology.types import ChunkDefaults, PayloadContract
+from omni_runtime.topology.types import KV_CHUNK_BYTES, ChunkDefaults, PayloadContract
 
 DEFAULT_CHUNKS = {
     PayloadContract.CODEC_FRAMES: ChunkDefaults(initial_frames=4, frames=25, left_context_frames=28),
     PayloadContract.ACOUSTIC_FRAMES: ChunkDefaults(initial_frames=24, frames=96, left_context_frames=0),
 }
-"""Contracts whose rows are counted in frames. A chunk of the others is what the producer has: a phrase, a token's row."""
+"""Contracts whose rows are counted in frames. A chunk of the others is what the producer has: a phrase, a token's row,
+some layers of a cache."""
 
 # Upper estimates of one row, for sizing only: hidden rows of the 30B thinker are two bfloat16 vectors of 2048 and ids.
 ROW_BYTES = {
@@ -82,6 +83,8 @@ def check_arena(edge: EdgePlan, stage: StagePlan, stage_path: str, source: Stage
 
 def largest_chunk_bytes(edge: EdgePlan, source: StagePlan) -> int:
     """Upper estimate of one message. The first of a hidden-row edge carries every position of the prompt."""
+    if edge.payload is PayloadContract.KV_CACHE:
+        return KV_CHUNK_BYTES
     if edge.payload is PayloadContract.THINKER_HIDDEN:
         args = dict(source.engine_args)
         rows = int(args.get("max_model_len", _DEFAULT_POSITIONS))

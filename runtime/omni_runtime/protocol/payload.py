@@ -8,6 +8,7 @@ Tensors per contract (rows = first axis; positions are absolute from the request
 | codec_frames | codes int32 [R, Q] | one codec frame |
 | text_segments | utf8 uint8 [R] | one byte of UTF-8; a chunk is a whole phrase |
 | acoustic_frames | engine-defined float32 [R, C] tensors | one acoustic frame |
+| kv_cache | kv [layers, 2, R, heads, head_dim] of a group of layers, in the cache's own dtype (`kv.layout`) | one token's keys and values |
 """
 
 from __future__ import annotations

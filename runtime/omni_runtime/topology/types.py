@@ -32,6 +32,10 @@ class PayloadContract(StrEnum):
     CODEC_FRAMES = "codec_frames"
     TEXT_SEGMENTS = "text_segments"
     ACOUSTIC_FRAMES = "acoustic_frames"
+    KV_CACHE = "kv_cache"  # AR -> DiT, prefill -> decode; no engine of the registry speaks it yet
+
+
+KV_CHUNK_BYTES = 4 << 20  # most of a chunk of kv_cache: it is copied in one go, in the loop of its stage
 
 
 class ChunkDefaults(msgspec.Struct, frozen=True):

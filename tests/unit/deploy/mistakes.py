@@ -113,6 +113,13 @@ edges: [{from: a, to: b, payload: codec_frames}]""",
         id="payload that the engines do not know",
     ),
     pytest.param(
+        CUSTOM + """
+stages: [{name: a, engine: ar_vllm}, {name: b, engine: qwen3_omni_talker}]
+edges: [{from: a, to: b, payload: kv_cache}]""",
+        "spec.edges[0].payload", "kv_cache", "ar_vllm and qwen3_omni_talker cannot exchange it", "thinker_hidden",
+        id="a KV cache, which no engine takes",
+    ),
+    pytest.param(
         QWEN + "edges: [{from: thinker, to: talker, payload: text_segments}]",
         "spec.edges[0].payload", "text_segments", "sends thinker_hidden", "remove",
         id="payload that the topology does not send",
