@@ -277,7 +277,7 @@ class Sender:
         """Tell the sidecar of what went past it: for its numbers, and so that it takes no stream for an orphan."""
         streams, self._unreported = self._unreported, {}
         for stream in streams.values():
-            if stream.direct or (stream.starved and stream.credits):
+            if not stream.finished and (stream.direct or (stream.starved and stream.credits)):
                 self._report(stream, always=True)
 
     def _report(self, stream: Outgoing, *, always: bool = False) -> None:

@@ -334,6 +334,32 @@ async def test_a_slow_consumer_holds_the_line_back(site: Site) -> None:
         await pair.nothing_left()
 
 
+async def test_nothing_is_told_of_a_stream_after_its_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R6: its last chunk may still wait in the sidecar, and a word of credits would break the rules there. The stream had none
+    left, and has got some for its last chunk.
+    """
+    said: list[str] = []
+    hear = EngineSession.on_frame
+    monkeypatch.setattr(EngineSession, "on_frame", lambda *a: said.append(name_of(a[1])) or hear(*a))
+    async with a_pair(site, "same pod") as pair:
+        await a_paired_stream(pair)
+        stream = pair.up._sender._streams["r", EDGE]
+        await put_small(pair, *range(1, WINDOW_PIECES + 1))
+        pair.up._sender.report()
+        assert stream.starved
+        ending = asyncio.create_task(put_small(pair, WINDOW_PIECES + 1, finished=True))
+        got = [await a_chunk(pair.down) for _ in range(WINDOW_PIECES)]
+        await ending
+        assert pair.up._sender._unreported
+        await pair.up.health()
+        said.clear()
+        pair.up._sender.report()
+        await pair.up.health()
+        assert said == ["Ping"]
+        got += await whole_stream(pair.down)
+        assert exact(got) == list(range(1, WINDOW_PIECES + 2))
+
+
 async def test_no_put_overtakes_one_that_waits(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """R18: though there is room again by the time it is called."""
     async with a_pair(site, "same pod") as pair:
