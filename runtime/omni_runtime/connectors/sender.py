@@ -73,7 +73,8 @@ class Sender:
         self._attached = attached
         self._ports: dict[int, Outgoing] = {}
         self._streams: dict[StreamId, Outgoing] = {}
-        self._sent: OrderedDict[str, dict[str, Outgoing]] = OrderedDict()  # request -> edge: finished, for abort
+        # Request -> edge: (where, its number) of finished streams, for an abort.
+        self._sent: OrderedDict[str, dict[str, tuple[Attachment, int]]] = OrderedDict()
         self._over: OrderedDict[str, None] = OrderedDict()  # requests that were cleaned up
         self._unreported: dict[int, Outgoing] = {}
         self._waiting: set[Outgoing] = set()  # for credits
@@ -165,7 +166,7 @@ class Sender:
         self._streams.pop(stream.id, None)
         self._ports.pop(stream.number, None)
         request, edge = stream.id
-        self._sent.setdefault(request, {})[edge] = stream
+        self._sent.setdefault(request, {})[edge] = stream.attachment, stream.number
         if len(self._sent) > _REMEMBERED:
             self._sent.popitem(last=False)
 
@@ -387,8 +388,8 @@ class Sender:
                 self._cancel(stream, reason)
             stream.end(StreamClosed, f"{id[1]}: request {request} is over in this replica")
         if drop_finished:  # a cleanup keeps them known: an abort may follow when their consumer turns out to be dead
-            for stream in self._sent.pop(request, {}).values():
-                self._cancel(stream, reason)
+            for attachment, number in self._sent.pop(request, {}).values():
+                attachment.send(wire.Cancel(number, reason[:2000]))
 
     def is_over(self, request: str) -> bool:
         return request in self._over

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -93,6 +95,34 @@ def test_an_ended_request_cannot_be_resurrected(table: StreamTable) -> None:
     assert failures(table.bind(Port(1, 9), KEY, 0)) == [(Port(1, 9), "StreamClosed")]
     assert failures(table.open(Port(2, 9), KEY, "t", 8, 0)) == [(Port(2, 9), "StreamClosed")]
     assert len(table) == 0
+
+
+def end_many(table: StreamTable, first: int, count: int) -> None:
+    for n in range(first, first + count):
+        port = Port(1, 100)
+        table.bind(port, Key("thinker-7f9c4-x2x5q", "thinker->talker", f"req-{n:032x}"), 0)
+        table.cancel(port, "abort")
+
+
+def test_so_many_ended_streams_are_remembered() -> None:
+    table = StreamTable(Limits(remembered=50))
+    table.bind(P, KEY, 0)
+    table.cancel(P, "abort")
+    end_many(table, 0, 50)
+    assert failures(table.bind(P, KEY, 0)) == [(P, "StreamClosed")]
+    end_many(table, 50, 50)
+    assert table.bind(P, KEY, 0) == []
+
+
+def test_what_is_remembered_of_ended_streams_is_small() -> None:
+    """A sidecar lives for months."""
+    table = StreamTable(Limits(remembered=1 << 20))
+    end_many(table, 0, 1000)
+    tracemalloc.start()
+    end_many(table, 1000, 20_000)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown / 20_000 < 200
 
 
 def test_a_second_consumer_is_refused(table: StreamTable) -> None:
