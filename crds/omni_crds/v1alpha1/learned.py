@@ -28,7 +28,13 @@ class LearnedStage(OmniModel):
     learned_for: Annotated[str, Field(max_length=16, pattern=r"^[0-9a-f]*$")] = ""
     """Hash of model, engine, its settings, devices and edges. Where it is another one now, nothing of this is used."""
     requests_per_hour: Count = 0
-    """What one replica can do with all its slots taken. For a person: it follows from the other fields."""
+    """What one replica bears alone: until its slots are taken, or its own share of TTFP fills the objective. Averaged."""
+    reserve_thousandths: Amount = 0
+    """Replicas kept beyond the load, per root of the load in replicas, times 1000. Late answers raise it."""
+    law_windows: Count = 0
+    """Windows behind requestsPerHour; from 200 on, the number of replicas follows from it and the reserve."""
+    judged_windows: Count = 0
+    """Windows whose late answers the reserve has been learned from."""
     windows: Count = 0
     """Measurements behind the step time, old ones counted less."""
     batch_thousandths: Amount = 0

@@ -25,10 +25,12 @@ from omni_operator.autoscale.explain import (
 )
 from omni_operator.autoscale.solve import Solution, solve
 from omni_operator.autoscale.stabilise import Shrinking, Wish, moved, reason_to_keep, remember, settled
+from omni_operator.autoscale.staffing import staffed
 from omni_operator.autoscale.types import (
     BLIND,
     LOWER_BOUND,
     Decision,
+    Freshness,
     Limits,
     Spec,
     StageFleet,
@@ -42,10 +44,13 @@ from omni_operator.autoscale.view import (
     demand_of,
     goal_of,
     initial,
+    is_staffed,
     loads_of,
     observe,
 )
 
+SPARE = 0.2  # of the margin of TTFP, as a margin of load: what shrinking needs where the law of staffing.py decides
+GRAVELY_LATE = 0.5  # of a window's requests; below it that law's own reserve answers
 REBALANCE_GAIN = 1.15  # serving so much more of the load is worth moving an accelerator between stages
 
 
@@ -75,7 +80,10 @@ def decide(
         state=state,
         now=now,
     )
-    return _choose(view, stuck)
+    decision, state = _choose(view, stuck)
+    if window.freshness is Freshness.FRESH and not stuck:
+        state = replace(state, staffing=staffed(spec, window, fleet, state.learned, state.staffing))
+    return decision, state
 
 
 def _choose(view: View, stuck: bool) -> tuple[Decision, State]:
@@ -88,7 +96,8 @@ def _choose(view: View, stuck: bool) -> tuple[Decision, State]:
     # From scratch may mean that a stage gives an accelerator away; a lower bound of the load does not prove that it can.
     certain = view.window.freshness not in LOWER_BOUND
     free = solve(loads_of(view, lows, highs), goal, view.ceiling) if short and certain else None
-    enough = solve(loads_of(view, lows, highs), goal_of(view, view.spec.tuning.margin), view.ceiling)
+    spare = 1.0 + SPARE * (1.0 - view.spec.tuning.margin)
+    enough = solve(loads_of(view, lows, highs, spare), goal_of(view, view.spec.tuning.margin), view.ceiling)
 
     counts = list(grown.counts) if grown is not None else list(view.current)
     reason, message = ("Steady", "the objectives hold")
@@ -135,7 +144,7 @@ def _insist(view: View, counts: list[int]) -> list[int]:
 
     Not again before the last one has been seen at work, nor above a limit.
     """
-    if not view.breach or counts != list(view.current):
+    if not view.breach or counts != list(view.current) or (is_staffed(view) and view.late < GRAVELY_LATE):
         return counts
     for i, stage in enumerate(view.spec.stages):
         fleet, moves = view.fleet[i], view.state.moves[i]

@@ -14,9 +14,10 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from omni_crds.v1alpha1.learned import LEARNED_VERSION, REMEMBERED_MINUTES, LearnedCapacity, LearnedStage
-from omni_operator.autoscale.capacity import Learned, fit, idle_seconds, work_per_request
+from omni_operator.autoscale.capacity import Learned, idle_seconds
 from omni_operator.autoscale.demand import LoadSample
 from omni_operator.autoscale.stabilise import Moves
+from omni_operator.autoscale.staffing import MEMORY_WINDOWS, RESERVE_RANGE, Staffing
 from omni_operator.autoscale.types import Spec, StageSpec
 from omni_operator.autoscale.view import CAUTION_RANGE, RATIO_RANGE, State
 
@@ -26,6 +27,7 @@ ENOUGH_WINDOWS = 4.0  # below it a stage is not kept
 # However much was measured before: six new windows weigh as much, and a surprise overrules it at once.
 RESTORED_WINDOWS = 6.0
 RESTORED_REQUESTS = 10.0
+RESTORED_JUDGED = 80.0
 FIRST_WRITE_SECONDS, WRITE_SECONDS = 60.0, 300.0  # between two writes that nothing else is a reason for
 CLOCKS_DIFFER_SECONDS = 300.0
 MINUTE = 60.0
@@ -103,6 +105,7 @@ def restored(spec: Spec, raw: object, now: float, time: datetime) -> Restored:
                 for s in spec.stages
             ),
             facts=tuple(s.facts for s in spec.stages),
+            staffing=tuple(_staffing(used.get(s.name)) for s in spec.stages),
         ),
         tuple(ignored),
     )
@@ -132,6 +135,7 @@ def _has_moved(old: LearnedCapacity | None, new: LearnedCapacity) -> bool:
 
 def _stage(spec: Spec, state: State, index: int, now: float) -> LearnedStage:
     stage, known = spec.stages[index], state.learned[index]
+    law = state.staffing[index]
     weight = known.weight
     batch, step = known.b / weight, known.t / weight
     spread = max(0.0, known.bb / weight - batch * batch)
@@ -139,7 +143,10 @@ def _stage(spec: Spec, state: State, index: int, now: float) -> LearnedStage:
     return LearnedStage(
         name=stage.name,
         learned_for=stage.facts,
-        requests_per_hour=_whole(3600 * full_rate(stage, known), 1_000_000),
+        requests_per_hour=_whole(3600 * law.capacity, 1_000_000),
+        reserve_thousandths=_whole(1000 * law.reserve),
+        law_windows=_whole(law.windows, 1_000_000),
+        judged_windows=_whole(law.judged, 1_000_000),
         windows=_whole(weight),
         batch_thousandths=_whole(1000 * batch),
         batch_spread_thousandths=_whole(1000 * math.sqrt(spread)),
@@ -160,12 +167,6 @@ def _stage(spec: Spec, state: State, index: int, now: float) -> LearnedStage:
         caution_thousandths=_whole(1000 * state.caution[index]),
         arrivals_per_minute=_arrivals(state.samples, index, now),
     )
-
-
-def full_rate(stage: StageSpec, known: Learned) -> float:
-    """Requests per second of one replica whose slots are all taken."""
-    seconds = fit(known, stage.prior, stage.slots).step(stage.slots) * work_per_request(known, stage.prior)
-    return stage.slots / seconds if seconds > 0 else 0.0
 
 
 def _arrivals(samples: Sequence[LoadSample], index: int, now: float) -> tuple[int, ...]:
@@ -246,6 +247,17 @@ def _learned(kept: LearnedStage | None, age: float) -> Learned:
         t=weight * step,
         bb=weight * (spread * spread + batch * batch),
         bt=weight * (slope * spread * spread + batch * step),
+    )
+
+
+def _staffing(kept: LearnedStage | None) -> Staffing:
+    if kept is None or kept.requests_per_hour < 1:
+        return Staffing()
+    return Staffing(
+        capacity=kept.requests_per_hour / 3600,
+        windows=min(MEMORY_WINDOWS, float(kept.law_windows)),
+        reserve=_within(kept.reserve_thousandths / 1000, RESERVE_RANGE),
+        judged=min(RESTORED_JUDGED, float(kept.judged_windows)),
     )
 
 

@@ -40,6 +40,8 @@ class StageLoad:
     low: int
     high: int
     room: float  # requests per replica that are acceptable, the tolerated queue included
+    staffed: float = 0.0  # load in replicas, where the law of staffing.py decides instead of TTFP and room; else 0
+    reserve: float = 0.0  # of that law
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,9 @@ def evaluate(load: StageLoad, mix: Sequence[int], goal: Goal, share: float = 1.0
     in_flight = computing + load.bound * share
     peak = (in_flight + goal.confidence * ROOM_CAUTION * math.sqrt(in_flight * load.dispersion)) / power
     strain = peak / load.room
+    if load.staffed > 0:
+        needed = load.staffed * share + load.reserve * math.sqrt(load.staffed * share)
+        strain = max(in_flight / power / load.room, needed / power)
     if goal.rtf is not None and spec.realtime and spec.unit_audio_seconds > 0:
         strain = max(strain, step / spec.unit_audio_seconds / goal.rtf)
     ttfp = load.first * step + load.wait * batch * batch + load.transfer

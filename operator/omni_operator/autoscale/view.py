@@ -21,6 +21,7 @@ from omni_operator.autoscale.capacity import (
 from omni_operator.autoscale.demand import Demand, LoadSample, estimate
 from omni_operator.autoscale.solve import Goal, StageLoad
 from omni_operator.autoscale.stabilise import Moves, Wish
+from omni_operator.autoscale.staffing import Staffing
 from omni_operator.autoscale.types import (
     Spec,
     StageFleet,
@@ -58,6 +59,7 @@ class State:
     caution: tuple[float, ...] = ()  # factor on a stage's predicted share
     stuck: int = 0  # windows in a row with a queue that nothing feeds and nothing drains
     facts: tuple[str, ...] = ()  # of each stage, when it was learned
+    staffing: tuple[Staffing, ...] = ()  # the slow law of a fleet that knows its stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +77,28 @@ class View:
     state: State
     now: float
 
+    @property
+    def late(self) -> float:
+        """Share of this window's requests beyond the objective."""
+        target = self.spec.objectives.ttfp_p95_seconds
+        return self.window.ttfp.share_above(target) if target is not None else 0.0
+
 
 def initial(spec: Spec, state: State, now: float) -> State:
     count, facts = len(spec.stages), tuple(s.facts for s in spec.stages)
     if len(state.learned) != count:
         return State(
-            (Learned(),) * count, (), (), (Moves(),) * count, (now,) * count, caution=(1.0,) * count, facts=facts
+            (Learned(),) * count,
+            (),
+            (),
+            (Moves(),) * count,
+            (now,) * count,
+            caution=(1.0,) * count,
+            facts=facts,
+            staffing=(Staffing(),) * count,
         )
+    if len(state.staffing) != count:
+        state = replace(state, staffing=(Staffing(),) * count)
     return state if state.facts == facts else _without_changed(state, facts)
 
 
@@ -92,6 +109,7 @@ def _without_changed(state: State, facts: tuple[str, ...]) -> State:
         state,
         learned=tuple(known if s else Learned() for s, known in zip(same, state.learned, strict=True)),
         caution=tuple(c if s else 1.0 for s, c in zip(same, state.caution, strict=True)),
+        staffing=tuple(x if s else Staffing() for s, x in zip(same, state.staffing, strict=True)),
         ratio=state.ratio if all(same) else 1.0,
         wishes=state.wishes if all(same) else (),
         facts=facts,
@@ -174,7 +192,7 @@ def demand_of(spec: Spec, window: Window, state: State, index: int, stuck: bool)
 
 def goal_of(view: View, margin: float) -> Goal:
     objectives = view.spec.objectives
-    ttfp = objectives.ttfp_p95_seconds
+    ttfp = objectives.ttfp_p95_seconds if not is_staffed(view) else None
     return Goal(
         ttfp=None if ttfp is None else margin * ttfp / view.state.ratio,
         rtf=None if objectives.rtf_p95 is None else margin * objectives.rtf_p95,
@@ -182,12 +200,22 @@ def goal_of(view: View, margin: float) -> Goal:
     )
 
 
-def loads_of(view: View, lows: Sequence[int], highs: Sequence[int]) -> list[StageLoad]:
+def is_staffed(view: View) -> bool:
+    """Whether the law of staffing.py decides, which has TTFP in its constants. A fixed count is nothing to it."""
+    return view.spec.objectives.ttfp_p95_seconds is not None and all(s.known for s in view.state.staffing)
+
+
+def loads_of(view: View, lows: Sequence[int], highs: Sequence[int], spare: float = 1.0) -> list[StageLoad]:
+    """spare: factor on the load that the law of staffing.py is asked for."""
     loads = []
     for i, stage in enumerate(view.spec.stages):
         low, high = (view.current[i],) * 2 if stage.fixed else (lows[i], max(lows[i], highs[i]))
         demand = view.demand[i]
-        loads.append(load_of(view.spec, view.state, i, demand.planned, demand.dispersion, low, high))
+        load = load_of(view.spec, view.state, i, demand.planned, demand.dispersion, low, high)
+        if is_staffed(view) and not stage.fixed:
+            law, rate = view.state.staffing[i], spare * demand.planned
+            load = replace(load, staffed=rate / law.capacity, reserve=law.reserve)
+        loads.append(load)
     return loads
 
 

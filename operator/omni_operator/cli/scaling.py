@@ -99,7 +99,7 @@ def learned(raw: object) -> Iterator[str]:
     yield f"  one replica, as measured until {known.time}:"
     for stage in known.stages:
         yield (
-            f"  {stage.name:<14}{stage.requests_per_hour / 3600:>7.2f} requests/s with all slots taken; "
+            f"  {stage.name:<14}{stage.requests_per_hour / 3600:>7.2f} requests/s alone, {stage.reserve_thousandths / 1000:.2f} in reserve; "
             f"{stage.step_nanoseconds / 1e6:.3g} ms a unit at {stage.batch_thousandths / 1000:.1f} requests at once, "
             f"{stage.slope_nanoseconds / 1e6:.2g} ms more for each further one; "
             f"{stage.work_thousandths / 1000:.0f} units a request"
