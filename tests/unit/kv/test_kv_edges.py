@@ -15,6 +15,7 @@ from omni_runtime.kv.injection import KvInjector
 from omni_runtime.kv.layout import KvLayout
 from omni_runtime.kv.stores import ContiguousStore
 from omni_runtime.kv.transfer import KvReceiver, KvSender, receive_kv, send_kv
+from omni_runtime.protocol.payload import Payload
 from tests.unit.connectors.kit import EDGE, MIB, Pair, Site, a_pair, producer, until
 from tests.unit.kv.caches import Paged, a_paged, same_bits, some_bits
 
@@ -210,6 +211,8 @@ async def test_an_end_in_the_middle(site: Site, mode: str, who: str, monkeypatch
                     await receiving
         assert not injector.complete
         assert injector.unusable == target.store.blocks(range(1000))
+        with pytest.raises(ProtocolError, match="broken off"):  # whatever else would be given to it
+            injector.accept(Payload(1000, 0, False))
         await pair.nothing_left()
 
 

@@ -157,7 +157,9 @@ def test_chunks_cover_a_range_once(layers: int, tokens: int, heads: int, room: i
         assert np.prod(span.shape(layout)) * 2 <= row * room
         seen[span.layers.start : span.layers.stop, span.tokens.start : span.tokens.stop] += 1
         ordered.append((span.layers.start, span.tokens.start))
+        one_more = (len(span.layers) + 1) * len(span.tokens) if len(span.tokens) == tokens else len(span.tokens) + 1
+        last = span.tokens.stop == whole.tokens.stop and (len(span.tokens) < tokens or span.layers.stop == layers)
+        assert last or one_more > room, "no needlessly small ones"
     assert (seen[:, 5:] == 1).all()
     assert not seen[:, :5].any()
     assert ordered == sorted(ordered), "layers in order, and the tokens of each"
-    assert len(ordered) <= -(-layers * tokens // max(1, room // 2)) + layers, "no needlessly small ones"

@@ -239,6 +239,9 @@ def test_a_store_that_fails_makes_its_blocks_unusable(monkeypatch: pytest.Monkey
     with pytest.raises(EngineError, match=f"{EDGE} of request r: RuntimeError: no such memory"):
         rig.injector.accept(full(0, 6, **hello(), stop=6))
     assert not rig.injector.complete
+    monkeypatch.undo()
+    with pytest.raises(EngineError, match="no such memory"):
+        rig.injector.accept(full(0, 6, stop=6))
     assert rig.injector.unusable == (5, 0)
 
 
