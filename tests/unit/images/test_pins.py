@@ -60,6 +60,24 @@ def test_every_package_of_an_image_is_pinned() -> None:
     constraints = {line for line in lines if line}
     for extra in ("operator", "connector", "runtime", "cpu", "cluster", "demo", "dev"):
         assert set(pins_of(extra)) <= constraints, extra
+    for extra in ("cuda", "accelerator"):  # not installed here
+        asked = {re.split(r"[<>=\[]", item)[0] for item in requirements_of(extra)}
+        assert asked <= {line.partition("==")[0] for line in constraints}, extra
+
+
+def test_each_runtime_image_has_the_transfer_engine_of_its_devices() -> None:
+    """Without it Mooncake's edges go over TCP, and the pipeline says Degraded."""
+    for name, extra, engine in (
+        ("cpu", "cpu", "mooncake-transfer-engine-non-cuda"),
+        ("cuda", "cuda", "mooncake-transfer-engine"),
+        ("rocm", "accelerator", "mooncake-transfer-engine-non-cuda"),
+        ("npu", "accelerator", "mooncake-transfer-engine-non-cuda"),
+        ("xpu", "accelerator", "mooncake-transfer-engine-non-cuda"),
+    ):
+        text = (ROOT / f"runtime_image/Dockerfile.{name}").read_text()
+        assert re.search(rf"environment\.sh {extra}\b", text), name
+        engines = {item.partition(">")[0] for item in requirements_of(extra) if item.startswith("mooncake")}
+        assert engines == {engine}, name
 
 
 def test_constraints_are_exact_and_name_no_index() -> None:
