@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from omni_runtime.connectors import payloads
+from omni_runtime.connectors.api import EdgeFailed
 from omni_runtime.connectors.client import ClientLimits
 from omni_runtime.connectors.tensors import ProtocolError
 from omni_runtime.errors import ContractMismatch, DeadlineExceeded, StreamClosed, UpstreamLost
@@ -17,7 +18,7 @@ from omni_runtime.kv.stores import ContiguousStore
 from omni_runtime.kv.transfer import KvReceiver, KvSender, receive_kv, send_kv
 from omni_runtime.protocol.payload import Payload
 from tests.unit.connectors.kit import EDGE, MIB, Pair, Site, a_pair, producer, until
-from tests.unit.kv.caches import Paged, a_paged, same_bits, some_bits
+from tests.unit.kv.caches import Paged, Tape, a_paged, same_bits, some_bits
 
 MODES = pytest.mark.parametrize("mode", ["same pod", "two pods", "mooncake"])
 LAYOUT = KvLayout("m", layers=6, heads=4, head_dim=32, dtype="bfloat16")  # 3 KiB a token
@@ -254,4 +255,36 @@ async def test_a_receiver_that_ends_tells_those_that_wait(site: Site) -> None:
                 await receiver.receive(injector, producer(pair.up))
         with pytest.raises(StreamClosed, match="nobody reads"):
             await receiving
+        await pair.nothing_left()
+
+
+async def test_others_have_their_turn_between_chunks() -> None:
+    """A put that has credit and room waits for nothing; a cache of many chunks must not hold up the stage's loop."""
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    tape, task = Tape(), asyncio.create_task(others())
+    await send_kv(tape, "r", EDGE, a_source().store, range(TOKENS), chunk_bytes=MIB)  # type: ignore[arg-type]
+    task.cancel()
+    assert turns >= len(tape.payloads) > 3
+
+
+async def test_a_stage_with_a_loop_of_its_own_feeds_the_receiver(site: Site) -> None:
+    """The first failure counts; what comes behind it is still the receiver's, and what comes later is not."""
+    async with a_pair(site, "same pod") as pair:
+        receiver = KvReceiver(pair.down)
+        injector = KvInjector(a_target().store, "r", EDGE)
+        receiving = asyncio.create_task(receiver.receive(injector, producer(pair.up)))
+        await until(lambda: len(receiver._open) == 1)
+        assert not receiver.feed(EdgeFailed("another", EDGE, "UpstreamLost", "not ours"))
+        assert receiver.feed(EdgeFailed("r", EDGE, "UpstreamLost", "gone"))
+        assert receiver.feed(EdgeFailed("r", EDGE, "ProtocolError", "and more"))
+        with pytest.raises(UpstreamLost, match="gone"):
+            await receiving
+        assert not receiver.feed(EdgeFailed("r", EDGE, "UpstreamLost", "late"))
         await pair.nothing_left()
