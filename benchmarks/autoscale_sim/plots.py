@@ -104,7 +104,7 @@ def front(trace: str, table: Sequence[Row], file: Path) -> None:
     tenths = [bottom + 0.1 * i for i in range(11) if bottom + 0.1 * i <= 1.001]
     chart.ticks([x for x in range(0, int(most) + step, step) if x <= most * 1.12], tenths, ("{:g}", "{:.1f}"))
     for row in sorted(mine, key=lambda r: (-r.attainment.mean, r.hours.mean)):
-        color = {"ours": OURS, "oracle": ORACLE}.get(row.policy, BASELINE)
+        color = {"ours": OURS, "ours_known": OURS, "oracle": ORACLE}.get(row.policy, BASELINE)
         chart.point(row.hours.mean, row.attainment.mean, row.policy, color, (row.hours.half, row.attainment.half))
     chart.save(file)
 
