@@ -7,9 +7,9 @@ import os
 from hypothesis import settings
 
 # Transfer engines of two test runs at once must not take each other's ports.
-_PORTS = 20_000 + os.getpid() % 250 * 40
+_PORTS = 20_000 + os.getpid() % 50 * 200
 os.environ.setdefault("MC_MIN_RPC_PORT", str(_PORTS))
-os.environ.setdefault("MC_MAX_RPC_PORT", str(_PORTS + 39))
+os.environ.setdefault("MC_MAX_RPC_PORT", str(_PORTS + 199))
 
 settings.register_profile("omni", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("omni")

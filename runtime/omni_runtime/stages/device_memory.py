@@ -271,6 +271,7 @@ class DeviceMemory:
         self._threads.shutdown(wait=True, cancel_futures=True)
         for address in (self._pool.data_ptr(), self._table.ctypes.data, self._scratch.ctypes.data):
             self._engine.unregister_memory(address)
+        self._engine = None  # its ports and threads go with it, whoever still has this object
 
 
 def is_exported(payload: Payload) -> bool:
