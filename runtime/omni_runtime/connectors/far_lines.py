@@ -154,9 +154,6 @@ class FarLines:
             log.warning("line.unavailable", endpoint=endpoint, reason=str(error) or type(error).__name__)
             return
         dialled.task = None
-        if not self._has_engine(engine):
-            sock.close()
-            return
         dialled.end = self._enter(engine, name, sock, secrets)
         self._line_for(engine, dialled.end.session)
         waiting, dialled.waiting = dialled.waiting, []

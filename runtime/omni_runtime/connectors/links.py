@@ -100,10 +100,12 @@ class PeerLinks:
 
     def bound(self, stream: Incoming, producer: int) -> None:
         """The engine that the stream comes from is known: have a line to it."""
-        lines, address = self.hub.far_lines, parse_address(stream.link.endpoint)
-        if lines is not None and address is not None and stream.opened.token:
-            key = stream.port.session, stream.link.endpoint, producer
-            lines.to(key, address, lambda name: stream.link.send_for(stream, lambda number: wire.Lay(number, name)))
+        lines, link = self.hub.far_lines, stream.link
+        if lines is not None and stream.opened.token:
+            key = stream.port.session, link.endpoint, producer
+            lines.to(
+                key, link.address, lambda name: stream.link.send_for(stream, lambda number: wire.Lay(number, name))
+            )
 
     def fail(self, stream: Incoming, code: str, message: str) -> None:
         self.forget(stream)

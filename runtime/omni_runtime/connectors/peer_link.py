@@ -72,6 +72,7 @@ class PeerLink:
 
     def __init__(self, owner: Owner, endpoint: str, host: str, port: int) -> None:
         self.endpoint = endpoint
+        self.address = host, port
         self._owner = owner
         self._streams: dict[int, Incoming] = {}
         self._numbers: dict[Port, int] = {}

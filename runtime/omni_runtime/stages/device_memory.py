@@ -199,7 +199,8 @@ class DeviceMemory:
     # --- the consumer's side
 
     async def fetch(self, payload: Payload, deadline_s: float) -> dict[str, torch.Tensor]:
-        """The tensors of a payload that was exported, on this device, the caller's own.
+        """The tensors of a payload that was exported, on this device, the caller's own. A producer that stands still is given
+        up by the engine after half a minute.
 
         Raises ProtocolError for a place that is none, CapacityExceeded where the pool has no room within the deadline,
         UpstreamLost where the producer is gone or had freed them.

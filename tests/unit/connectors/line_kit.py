@@ -42,6 +42,22 @@ async def a_paired_stream(pair: Pair, request: str = "r") -> None:
     await until(lambda: has_line(pair.up, request))
 
 
+async def a_far_stream(pair: Pair, request: str = "r") -> None:
+    """Its first chunk has been taken, and one on the line."""
+    await a_paired_stream(pair, request)
+    await until(lambda: bool(far_lines(pair.down)))
+    await put_small(pair, 1, request=request)
+    assert exact([await a_chunk(pair.down)]) == [1]
+
+
+async def another_far_stream(pair: Pair, other: SidecarEdgeClient, replica: str, request: str) -> None:
+    """From another engine of the producer's pod, with its first chunk taken and a line."""
+    await pair.down.open(request, producer(other, replica))
+    await put_small(Pair(other, pair.down, pair.hosts), 0, request=request)
+    assert exact([await a_chunk(pair.down)]) == [0]
+    await until(lambda: has_line(other, request))
+
+
 async def put_small(pair: Pair, *seqs: int, finished: bool = False, request: str = "r") -> None:
     for n in seqs:
         last = finished and n == seqs[-1]

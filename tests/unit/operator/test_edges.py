@@ -24,6 +24,7 @@ from omni_operator.sidecars import SidecarReader, reading_of
 from omni_runtime.connectors.metrics import SidecarMetrics
 from omni_runtime.connectors.streams import Key as StreamKey
 from omni_runtime.deploy.plan import ResolvedPlan
+from tests.unit.operator.served import served
 from tests.unit.operator.world import NS, World, made
 from tests.unit.stages.plans import a_plan
 
@@ -164,14 +165,9 @@ class Sidecar:
 @pytest.fixture
 async def sidecar(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Sidecar]:
     told = Sidecar()
-    app = web.Application()
-    app.router.add_get("/metrics", told.metrics)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    monkeypatch.setattr(sidecars, "SIDECAR_HTTP_PORT", runner.addresses[0][1])
-    yield told
-    await runner.cleanup()
+    async with served("/metrics", told.metrics) as port:
+        monkeypatch.setattr(sidecars, "SIDECAR_HTTP_PORT", port)
+        yield told
 
 
 @pytest.fixture

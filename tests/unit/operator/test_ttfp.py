@@ -12,6 +12,7 @@ from omni_operator.kinds import POD
 from omni_operator.names import STAGE_LABEL
 from omni_operator.observed import Key, Live
 from omni_operator.ttfp import EntryStatusReader
+from tests.unit.operator.served import served
 
 KEY = Key("ns", "p")
 
@@ -41,14 +42,9 @@ class Entry:
 @pytest.fixture
 async def entry(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Entry]:
     told = Entry()
-    app = web.Application()
-    app.router.add_get("/omni/status", told.status)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    monkeypatch.setattr(ttfp, "ENTRY_HTTP_PORT", runner.addresses[0][1])
-    yield told
-    await runner.cleanup()
+    async with served("/omni/status", told.status) as port:
+        monkeypatch.setattr(ttfp, "ENTRY_HTTP_PORT", port)
+        yield told
 
 
 @pytest.fixture
