@@ -24,13 +24,12 @@ from omni_runtime import eventloop
 from omni_runtime.connectors.api import ChunkReceived
 from omni_runtime.connectors.client import SidecarEdgeClient
 from omni_runtime.connectors.node_folder import NodeFolder
-from omni_runtime.connectors.wire import INLINE_BYTES
+from omni_runtime.connectors.wire import INLINE_BYTES, WINDOW_LARGE, WINDOW_PIECES
 from omni_runtime.deploy.plan import ResolvedPlan, load_plan
 from omni_runtime.protocol.channels import load_keys
 from omni_runtime.protocol.control import Producer
 from omni_runtime.protocol.payload import Payload
 
-WARM_UP = 16  # as many as are under way: every buffer has been used once
 SETTLE_SECONDS = 0.3
 IN_FLIGHT_BYTES = 256 << 20
 EDGE = "thinker->talker"
@@ -38,7 +37,7 @@ EDGE = "thinker->talker"
 
 def window(size: int) -> int:
     """Messages that may be under way."""
-    return max(2, min(16, IN_FLIGHT_BYTES // size))
+    return WINDOW_PIECES if size <= INLINE_BYTES else max(2, min(WINDOW_LARGE, IN_FLIGHT_BYTES // size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +49,34 @@ class Run:
     count: int
     pause_s: float = 0.0
 
+    @property
+    def warm_up(self) -> int:
+        """Messages before those that count: as many as are under way, so that every buffer has been used once."""
+        return max(16, window(self.size))
+
+    @property
+    def messages(self) -> int:
+        return self.count + self.warm_up
+
     def pause(self, number: int) -> float:
         """Seconds after a message. After the warm-up there is time for what it has set going in the background."""
-        return max(self.pause_s, SETTLE_SECONDS if number == WARM_UP - 1 else 0.0)
+        return max(self.pause_s, SETTLE_SECONDS if number == self.warm_up - 1 else 0.0)
 
 
 @dataclass(slots=True)
 class Clock:
     """The consumer's notes; `time.monotonic` is one clock for all processes of a machine."""
 
+    warm_up: int
     began_ns: int = 0  # when the first message that counts was sent
     taken: int = 0
     ways: list[float] = field(default_factory=list)
 
     def note(self, array: np.ndarray, sent_ns: int) -> None:
         assert array.flat[0] == array.flat[-1] == 7
-        if self.taken == WARM_UP:
+        if self.taken == self.warm_up:
             self.began_ns = sent_ns
-        if self.taken >= WARM_UP:
+        if self.taken >= self.warm_up:
             self.ways.append((time.monotonic_ns() - sent_ns) / 1e3)
         self.taken += 1
 
@@ -94,14 +103,14 @@ class Queue:
         for run in runs:
             array = _source(run.size)
             go()
-            for n in range(run.count + WARM_UP):
+            for n in range(run.messages):
                 link.put((array, time.monotonic_ns()))
                 _pause(run, n)
 
     def consume(self, root: Path, link: Any, runs: list[Run], done: Callable[[tuple[float, float]], None]) -> None:
         for run in runs:
-            clock = Clock()
-            for _ in range(run.count + WARM_UP):
+            clock = Clock(run.warm_up)
+            for _ in range(run.messages):
                 clock.note(*link.get())
             done(clock.result(run.count))
 
@@ -132,7 +141,7 @@ class PlainZeroMq:
             array = _source(run.size)
             go()
             free = window(run.size)
-            for n in range(run.count + WARM_UP):
+            for n in range(run.messages):
                 if not free:
                     free += len(sockets.back.recv())
                 free -= 1
@@ -147,8 +156,8 @@ class PlainZeroMq:
     def consume(self, root: Path, link: Any, runs: list[Run], done: Callable[[tuple[float, float]], None]) -> None:
         sockets = _Sockets(root, False)
         for run in runs:
-            clock = Clock()
-            for _ in range(run.count + WARM_UP):
+            clock = Clock(run.warm_up)
+            for _ in range(run.messages):
                 dtype, shape, sent = msgspec.msgpack.decode(sockets.data.recv())
                 frame = sockets.data.recv(copy=False)
                 clock.note(np.frombuffer(frame.buffer, dtype).reshape(shape), sent)
@@ -166,7 +175,7 @@ class BlockPerMessage:
             array = _source(run.size)
             go()
             free = window(run.size)
-            for n in range(run.count + WARM_UP):
+            for n in range(run.messages):
                 if not free:
                     free += len(sockets.back.recv())
                 free -= 1
@@ -184,8 +193,8 @@ class BlockPerMessage:
     def consume(self, root: Path, link: Any, runs: list[Run], done: Callable[[tuple[float, float]], None]) -> None:
         sockets = _Sockets(root, False)
         for run in runs:
-            clock = Clock()
-            for _ in range(run.count + WARM_UP):
+            clock = Clock(run.warm_up)
+            for _ in range(run.messages):
                 name, dtype, shape, sent = msgspec.msgpack.decode(sockets.data.recv())
                 block = shared_memory.SharedMemory(name=name)
                 data = bytes(block.buf[: run.size])
@@ -215,8 +224,8 @@ class Connector:
             for run in runs:
                 array = _source(run.size)
                 go()
-                for n in range(run.count + WARM_UP):
-                    last = n == run.count + WARM_UP - 1
+                for n in range(run.messages):
+                    last = n == run.messages - 1
                     room = None
                     if self.reserve and run.size > INLINE_BYTES:
                         room = await client.reserve({"rows": ((run.size,), "uint8")})
@@ -240,9 +249,9 @@ class Connector:
             endpoint, domain = await asyncio.get_running_loop().run_in_executor(None, link["producer"].get)
             for run in runs:
                 await client.open(run.name, Producer(EDGE, "thinker", "thinker-0", endpoint, domain))
-                clock = Clock()
+                clock = Clock(run.warm_up)
                 events = client.events()
-                for _ in range(run.count + WARM_UP):
+                for _ in range(run.messages):
                     event = await anext(events)
                     assert isinstance(event, ChunkReceived), event
                     sent = event.payload.meta["sent"]

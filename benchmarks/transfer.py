@@ -56,7 +56,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 def messages(size: int) -> int:
-    return max(6, min(1000, 512 * MIB // size))
+    return max(6, min(20_000 if size == KIB else 1000, 512 * MIB // size))
 
 
 def runs(way: Way, number: int) -> list[Run]:
@@ -90,11 +90,19 @@ class Running:
 
     pid: int
     start_s: float  # from its launch until it is ready
+    url: str
 
     def resident_mb(self) -> float:
         """Without the arena."""
         fields = dict(line.split(":", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines())
         return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1024
+
+    def check(self) -> None:
+        """Raises SystemExit if a Mooncake edge went over TCP: its figures would be those of TCP."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+        if fallen := [line for line in lines if line.startswith("omni:connector_fallbacks_total")]:
+            raise SystemExit(f"Mooncake's engine does not run here (see its sidecar's log): {'; '.join(fallen)}")
 
 
 @contextmanager
@@ -116,8 +124,9 @@ def sidecar(root: Path, name: str) -> Iterator[Running]:
     with (root / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stderr=log)
     try:
-        _until_ready(process, f"http://127.0.0.1:{ports[1]}/ready", root / f"{name}.log")
-        yield Running(process.pid, time.monotonic() - began)
+        url = f"http://127.0.0.1:{ports[1]}"
+        _until_ready(process, f"{url}/ready", root / f"{name}.log")
+        yield Running(process.pid, time.monotonic() - began, url)
     finally:
         process.terminate()
         process.wait(30)
@@ -252,6 +261,8 @@ def best(rounds: int, ways: tuple[Way, ...], folder: Path, limits: dict[str, flo
                     before = found[way.name].get(name, got)
                     found[way.name][name] = Measured(min(before.us, got.us), min(before.way_us, got.way_us))
                 print(f"[round {number + 1}] {way.name}: {_line(found[way.name])}", file=sys.stderr, flush=True)
+                for one in running.get(way.plan, ()) if way.up else ():
+                    one.check()
         for kind, sidecars in running.items():
             limits[f"sidecar_start_s_{kind}"] = min(one.start_s for one in sidecars)
             limits[f"sidecar_resident_mb_{kind}"] = max(one.resident_mb() for one in sidecars)

@@ -10,6 +10,7 @@ built under a temporary name and renamed.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import fcntl
 import hashlib
 import os
@@ -35,6 +36,14 @@ TOOLS = {
     "mypy": "mypy.__main__:console_entry",
     "pytest": "pytest:main",
 }
+#: Shared libraries that packages link to and do not bring: name -> (Debian package, who needs it).
+LIBRARIES = {
+    "libcurl.so.4": ("libcurl4", "the transfer engine of Mooncake"),
+    "libibverbs.so.1": ("libibverbs1", "the transfer engine of Mooncake"),
+    "libnuma.so.1": ("libnuma1", "vLLM"),
+}
+#: Extras of images for accelerators. "cuda" has another build of a module that "cpu" has: the one installed last wins.
+FOR_IMAGES = frozenset({"accelerator", "cuda"})
 #: Compiled tools, linked.
 BINARIES = ("ruff",)
 #: Written into an environment once its packages are compiled to bytecode.
@@ -97,12 +106,20 @@ def requirement_lines(text: str) -> list[str]:
     return sorted(line for line in lines if line)
 
 
+def extras(pyproject: str) -> dict[str, list[str]]:
+    """The extras of pyproject.toml that a checkout's environment has."""
+    import tomllib
+
+    optional = tomllib.loads(pyproject)["project"]["optional-dependencies"]
+    return {name: optional[name] for name in sorted(optional) if name not in FOR_IMAGES}
+
+
 def dependency_tables(pyproject: str) -> str:
     """The dependency lists of pyproject.toml, so that tool settings do not rebuild the environment."""
     import tomllib
 
     project = tomllib.loads(pyproject)["project"]
-    return repr((sorted(project["dependencies"]), sorted(project["optional-dependencies"].items())))
+    return repr((sorted(project["dependencies"]), list(extras(pyproject).items())))
 
 
 def environment_hash(constraints: str, overrides: str, pyproject: str, interpreter: str) -> str:
@@ -126,25 +143,57 @@ def interpreter_tag() -> str:
 # ------------------------------------------------------------------------------------------------ third-party packages
 
 
-def ensure_venv_module() -> None:
-    """Debian splits venv off its Python; as root it is installed, else the user is told."""
+def has_venv_module() -> bool:
+    """Debian splits it off its Python."""
     try:
         import ensurepip  # noqa: F401
         import venv  # noqa: F401
-
-        return
     except ImportError:
-        pass
-    package = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
+        return False
+    return True
+
+
+def has_library(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def install_packages(names: Sequence[str]) -> None:
+    """Debian's. Raises SetupError where that is not for this process to do."""
     if not shutil.which("apt-get"):
-        raise SetupError(f"{sys.executable} has no venv module; install {package}")
+        raise SetupError(f"install what your system calls {', '.join(names)}")
     if os.geteuid() != 0:
-        raise SetupError(
-            f"{sys.executable} has no venv module; run `sudo apt-get install {package}` and `make setup` again"
-        )
-    with step(f"apt-get install {package}"):
+        raise SetupError(f"run `sudo apt-get install {' '.join(names)}`")
+    with step(f"apt-get install {' '.join(names)}"):
         run(["apt-get", "update", "-q"])
-        run(["apt-get", "install", "-y", "-q", "--no-install-recommends", package], DEBIAN_FRONTEND="noninteractive")
+        run(["apt-get", "install", "-y", "-q", "--no-install-recommends", *names], DEBIAN_FRONTEND="noninteractive")
+
+
+def ensure_venv_module() -> None:
+    """As root on Debian it is installed, else the user is told."""
+    if has_venv_module():
+        return
+    package = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
+    try:
+        install_packages([package])
+    except SetupError as error:
+        raise SetupError(f"{sys.executable} has no venv module: {error}, then `make setup` again") from None
+
+
+def ensure_libraries() -> None:
+    """Without them most things work; what does not is said."""
+    missing = sorted({LIBRARIES[name] for name in LIBRARIES if not has_library(name)})
+    if not missing:
+        return
+    try:
+        install_packages([package for package, _ in missing])
+    except SetupError as error:
+        for package, user in missing:
+            say(f"{user} cannot be loaded without {package}")
+        say(f"to have it: {error}")
 
 
 def ensure_uv(cache: Path) -> Path:
@@ -182,7 +231,8 @@ def ensure_environment(cache: Path, root: Path = ROOT) -> Path:
     with step(f"third-party packages into {environment} (about 2.6 GB to download the first time)"):
         run([str(uv), "venv", "-q", "--python", sys.executable, "--relocatable", str(building)])
         install = [str(uv), "pip", "install", "--python", str(building / "bin" / "python"), "-r", str(pyproject)]
-        install += ["--all-extras", "-c", str(constraints), "--override", str(overrides)]
+        install += [f"--extra={name}" for name in extras(pyproject.read_text())]
+        install += ["-c", str(constraints), "--override", str(overrides)]
         run(install, UV_LINK_MODE=os.environ.get("UV_LINK_MODE", "hardlink"), UV_HTTP_TIMEOUT="180")
         building.rename(environment)
     return environment
@@ -298,6 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.monotonic()
     try:
         with lock(cache / "setup.lock"):
+            ensure_libraries()
             environment = ensure_environment(cache)
             ensure_bytecode(environment)
         with step("this checkout's .venv"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from omni_runtime.connectors import wire
 from omni_runtime.connectors.api import ConnectorHealth, EdgeEvent, Reservation
@@ -225,8 +225,10 @@ class SidecarEdgeClient:
     async def reserve(self, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Reservation | None:
         return await self._sender.reserve(shapes)
 
-    async def put(self, request: str, edge: str, payload: Payload, reservation: Reservation | None = None) -> None:
-        await self._sender.put(request, edge, payload, reservation)
+    def put(
+        self, request: str, edge: str, payload: Payload, reservation: Reservation | None = None
+    ) -> Coroutine[Any, Any, None]:
+        return self._sender.put(request, edge, payload, reservation)
 
     async def open(self, request: str, producer: Producer) -> None:
         attachment = await self._attached_soon()

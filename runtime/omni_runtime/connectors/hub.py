@@ -222,7 +222,7 @@ class Hub:
         if (engine := self.engines.get(session)) is not None:
             engine.deliver(deliver.consumer.stream, put, deliver.piece.body)
             if put.chunk is not None:
-                self._count(deliver.key, deliver.to, put.chunk.nbytes, time.time() - put.chunk.sent_at)
+                self._count(deliver.key, deliver.to, (put.chunk.nbytes, time.time() - put.chunk.sent_at))
         elif (consumer := self.consumers.get(session)) is not None:
             consumer.deliver(deliver)
             if put.chunk is not None:
@@ -232,31 +232,30 @@ class Hub:
             self.free(put.slab, session)
 
     def _count_bypassed(self, count: Count) -> None:
+        if not count.chunks:
+            return
         there = self.consumers.get(count.consumer.session)
         if there is None:
-            for nbytes, seconds in count.chunks:
-                self._count(count.key, count.to, nbytes, seconds)
+            self._count(count.key, count.to, *count.chunks)
             return
         labels = self.metrics.edge(count.key.edge, count.key.producer, count.to)
         edge = self.metrics.of(labels, there.connector(count.consumer.stream))
-        for nbytes, seconds in count.chunks:
-            edge.sent(nbytes)
-            edge.tx.observe(max(0.0, seconds))
+        edge.sent(*[nbytes for nbytes, _ in count.chunks])
+        edge.tx.observe(*[max(0.0, seconds) for _, seconds in count.chunks])
 
     def received(self, edge: str, producer: str, consumer: str, seconds: tuple[float, ...]) -> None:
         """Chunks that an engine here has taken off a line from another pod: each came at once."""
         counted = self.metrics.of(self.metrics.edge(edge, producer, consumer), "TCP")
-        for one in seconds:
-            counted.rx.observe(0.0)
-            counted.in_flight.observe(max(0.0, one))
+        counted.rx.observe(*[0.0] * len(seconds))
+        counted.in_flight.observe(*[max(0.0, one) for one in seconds])
 
-    def _count(self, key: Key, to: str, nbytes: int, seconds: float) -> None:
-        """A chunk from engine to engine of this pod."""
-        seconds = max(0.0, seconds)  # whatever an engine said
+    def _count(self, key: Key, to: str, *chunks: tuple[int, float]) -> None:
+        """From engine to engine of this pod: (bytes, seconds)."""
         metrics = self.metrics.of(self.metrics.edge(key.edge, key.producer, to), "SharedMemory")
-        metrics.sent(nbytes)
-        metrics.tx.observe(seconds)
-        metrics.in_flight.observe(seconds)
+        seconds = [max(0.0, one) for _, one in chunks]  # whatever an engine said
+        metrics.sent(*[nbytes for nbytes, _ in chunks])
+        metrics.tx.observe(*seconds)
+        metrics.in_flight.observe(*seconds)
 
     # --- slabs
 

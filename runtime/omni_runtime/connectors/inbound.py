@@ -37,7 +37,7 @@ class Inbound:
 
     def is_early(self, seq: int, piece: int = 0) -> bool:
         """Something that belongs before it has not come yet."""
-        return (seq, piece) > (self._seq, self._piece)
+        return seq > self._seq or (seq == self._seq and piece > self._piece)
 
     def next_whole(self, seq: int, chunk: ChunkHeader) -> None:
         """As `accept` of a chunk that came in one piece."""

@@ -58,6 +58,7 @@ class FrameChannel(asyncio.Protocol):
         self._reason = "connection closed"
         self._fd = -1
         self._hurried = False  # a frame of this turn of the loop has been written already
+        self.is_writable = True
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -121,18 +122,16 @@ class FrameChannel(asyncio.Protocol):
     def _next_turn(self) -> None:
         self._hurried = False
 
-    @property
-    def is_writable(self) -> bool:
-        return self._writable.is_set()
-
     async def writable(self) -> None:
         """Wait until the peer has read enough of what was sent."""
         await self._writable.wait()
 
     def pause_writing(self) -> None:
+        self.is_writable = False
         self._writable.clear()
 
     def resume_writing(self) -> None:
+        self.is_writable = True
         self._writable.set()
 
     def close(self, reason: str) -> None:
@@ -144,7 +143,7 @@ class FrameChannel(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._buffer.clear()
-        self._writable.set()
+        self.resume_writing()
         self._on_lost(f"{self._reason}: {exc}" if exc is not None else self._reason)
 
 

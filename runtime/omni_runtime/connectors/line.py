@@ -36,7 +36,7 @@ from omni_runtime.connectors.wire import INLINE_BYTES, WINDOW_PIECES
 _CLAIM_SECONDS: Final = 5.0
 _HEADERS: Final = 4096  # room for what is not body in a datagram
 _LARGEST: Final = INLINE_BYTES + _HEADERS
-_TOGETHER: Final = 8  # messages in a datagram
+_TOGETHER: Final = 16  # messages in a datagram
 _SMALL: Final = (
     2 << 10
 )  # bytes of a chunk that may wait for others; copying a larger one costs more than its system call

@@ -38,9 +38,11 @@ class Tally:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
+    def observe(self, *values: float) -> None:
+        counts, bounds = self.counts, self._bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self.total += sum(values)
 
     def buckets(self) -> list[tuple[str, float]]:
         bounds = (*map(floatToGoString, self._bounds), "+Inf")
@@ -65,10 +67,11 @@ class EdgeMetrics:
         self.bytes = self.chunks = 0
         self.size, self.tx, self.rx, self.in_flight = tallies.size, tallies.tx, tallies.rx, tallies.in_flight
 
-    def sent(self, nbytes: int) -> None:
-        self.bytes += nbytes
-        self.chunks += 1
-        self.size.observe(nbytes)
+    def sent(self, *nbytes: int) -> None:
+        """Chunks, by their bytes."""
+        self.bytes += sum(nbytes)
+        self.chunks += len(nbytes)
+        self.size.observe(*nbytes)
 
 
 class _Edges(Collector):

@@ -31,6 +31,7 @@ _CARRIER: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
 
 _NAMES: Final[Mapping[np.dtype[Any], str]] = MappingProxyType({np.dtype(n): n for n, c in _CARRIER.items() if c == n})
 _FEW: Final = 8
+_END: Final = 1 << 63  # of counts
 _SHORT: Final = 64  # as in ChunkHeader.meta
 _BORROWED: Final = frozenset(name for name, carrier in _CARRIER.items() if carrier.name != name)
 
@@ -38,9 +39,10 @@ _BORROWED: Final = frozenset(name for name, carrier in _CARRIER.items() if carri
 def describe(payload: Payload) -> ChunkHeader:
     """The header of a payload. Raises ProtocolError for a dtype or a meta value that may not travel."""
     specs: list[tuple[str, str, tuple[int, ...]]] = []
+    named = payload.dtypes
     for name, array in payload.tensors.items():
-        dtype = payload.dtypes.get(name) or _NAMES.get(array.dtype, "")  # dtype.name is slow
-        if _CARRIER.get(dtype) != array.dtype:
+        dtype = (named.get(name) if named else None) or _NAMES.get(array.dtype, "")  # dtype.name is slow
+        if not dtype or (named and _CARRIER.get(dtype) != array.dtype):
             raise ProtocolError(
                 f"tensor {name!r}: {array.dtype} cannot travel as {dtype or array.dtype.name!r}; allowed: {sorted(DTYPE_BYTES)}"
                 " (bfloat16 in uint16 arrays, float8 in uint8 arrays)"
@@ -49,17 +51,14 @@ def describe(payload: Payload) -> ChunkHeader:
     try:
         tensors, nbytes = _tensor_specs(tuple(specs))
         meta = cast("dict[str, MetaValue]", dict(payload.meta))
-        header = ChunkHeader(payload.start, payload.rows, payload.finished, nbytes, time.time(), tensors, meta)
-        counted = _is_count(payload.start) and _is_count(payload.rows) and type(payload.finished) is bool
+        start, rows, finished = payload.start, payload.rows, payload.finished
+        header = ChunkHeader(start, rows, finished, nbytes, time.time(), tensors, meta)
+        counted = type(start) is type(rows) is int and 0 <= start < _END and 0 <= rows < _END and type(finished) is bool
         if not counted or (meta and not _are_plain(meta)):
             header = _HEADER.decode(_ENCODE(header))  # whoever receives it has these rules: a round trip is the check
     except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError) as error:
         raise ProtocolError(f"payload cannot travel: {error}") from error
     return header
-
-
-def _is_count(value: int) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
 
 
 def _are_plain(meta: dict[str, MetaValue]) -> bool:
@@ -70,7 +69,7 @@ def _are_plain(meta: dict[str, MetaValue]) -> bool:
         if type(name) is not str or len(name) > _SHORT or not name.isascii():
             return False
         kind = type(value)
-        if kind is not float and kind is not bool and (kind is not int or not 0 <= value < 1 << 63):  # type: ignore[operator]
+        if kind is not float and kind is not bool and (kind is not int or not 0 <= value < _END):  # type: ignore[operator]
             return False
     return True
 

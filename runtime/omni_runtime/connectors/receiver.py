@@ -23,8 +23,9 @@ from omni_runtime.connectors.tensors import ChunkHeader, ProtocolError
 from omni_runtime.connectors.wire import Put, Slab
 from omni_runtime.errors import CapacityExceeded, DeadlineExceeded, StreamClosed, UpstreamLost
 
-_GRANT: Final = wire.WINDOW_PIECES // 4
-_GRANT_DIRECT: Final = wire.WINDOW_PIECES // 2
+# Together less than WINDOW_LARGE: what is taken and not granted yet never keeps a large piece waiting.
+_GRANT: Final = wire.WINDOW_LARGE // 4
+_GRANT_DIRECT: Final = wire.WINDOW_LARGE // 2
 _REPORTED: Final = 256  # chunks that the sidecar is told of at once
 
 
@@ -125,8 +126,8 @@ class Receiver:
     def _push(self, stream: Incoming, event: EdgeEvent, slab: Slab | None = None, *, direct: bool = False) -> None:
         if not stream.queue:
             self._ready.append(stream)
+            self._event.set()
         stream.queue.append((event, slab, direct))
-        self._event.set()
 
     def _grant(self, stream: Incoming, *, direct: bool) -> None:
         """A part of the window at a time: a credit for each piece would be half of all messages."""

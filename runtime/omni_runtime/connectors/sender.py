@@ -36,11 +36,15 @@ class Outgoing:
     on_line: bool = False  # something of it has gone on the line
     direct: list[tuple[int, float]] = field(default_factory=list)  # sent on the line, and not told to the sidecar yet
     error: tuple[type[OmniError], str] | None = None
-    starved: bool = False  # the sidecar has heard that no credit was left
+    starved: bool = False  # the sidecar has heard that it stands still
     puts: int = 0  # that have the lock, or wait for it
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: asyncio.Future[None] | None = None  # of the put that has the lock and no credit
     deadline: float = 0.0  # of that put
+
+    @property
+    def stands(self) -> bool:
+        return not self.credits or self.waiting is not None
 
     def check(self) -> None:
         """Raise why the stream ended: a new exception each time, a shared one would collect tracebacks and payloads."""
@@ -95,7 +99,7 @@ class Sender:
         """See api.EdgeClient.put."""
         limits = self._limits
         header = payloads.describe(payload)
-        if header.nbytes > min(limits.max_chunk_bytes, MAX_CHUNK_BYTES):
+        if header.nbytes > limits.max_chunk_bytes or header.nbytes > MAX_CHUNK_BYTES:
             raise CapacityExceeded(
                 f"chunk of {header.nbytes} bytes on {edge} of request {request};"
                 f" at most {limits.max_chunk_bytes} are allowed"
@@ -192,7 +196,7 @@ class Sender:
         try:
             if copy:
                 payloads.write(payload, header, attachment.arena.view[slab.offset : slab.offset + length])
-            await self._credit(stream, deadline)
+            await self._credit(stream, length, deadline)
         except BaseException:
             attachment.free_unsent(slab)
             raise
@@ -205,7 +209,7 @@ class Sender:
         limit = largest_slab(attachment.arena.length)
         if length <= INLINE_BYTES:
             if not stream.credits:
-                await self._credit(stream, deadline)
+                await self._credit(stream, length, deadline)
             else:
                 stream.credits -= 1
             if self._send_direct(stream, payload, header):
@@ -227,7 +231,7 @@ class Sender:
             try:
                 if slab is not None:
                     attachment.arena.view[slab.offset : slab.offset + part] = data[at : at + part]
-                await self._credit(stream, deadline)
+                await self._credit(stream, part, deadline)
                 await attachment.writable()
                 stream.check()
             except BaseException:
@@ -278,23 +282,24 @@ class Sender:
         """Tell the sidecar of what went past it: for its numbers, and so that it takes no stream for an orphan."""
         streams, self._unreported = self._unreported, {}
         for stream in streams.values():
-            if not stream.finished and (stream.direct or (stream.starved and stream.credits)):
+            if not stream.finished and (stream.direct or stream.starved != stream.stands):
                 self._report(stream, always=True)
 
     def _report(self, stream: Outgoing, *, always: bool = False) -> None:
         """Before anything else is said of the stream."""
         stream.attachment.flush_line()
         if stream.direct or always:
-            stream.starved = not stream.credits
+            stream.starved = stream.stands
             stream.attachment.send(wire.Bypassed(stream.number, tuple(stream.direct), stream.starved), hurry=False)
             stream.direct = []
 
-    async def _credit(self, stream: Outgoing, deadline: float) -> None:
+    async def _credit(self, stream: Outgoing, length: int, deadline: float) -> None:
         """Deadlines are looked at by the clock of all streams (`check_deadlines`): a timer for each wait costs as much
         as the chunk that it waits for.
         """
         loop = asyncio.get_running_loop()
-        while stream.error is None and not stream.credits:
+        kept = wire.kept_back(length)
+        while stream.error is None and stream.credits <= kept:
             if loop.time() >= deadline:
                 raise DeadlineExceeded(
                     f"put on {stream.id[1]} of request {stream.id[0]}: the consumer granted nothing within"
@@ -303,6 +308,8 @@ class Sender:
             stream.deadline = deadline
             stream.waiting = loop.create_future()
             self._waiting.add(stream)
+            if stream.on_line:
+                self._unreported[stream.number] = stream
             try:
                 await stream.waiting
             finally:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from omni_runtime.connectors.wire import WINDOW_PIECES, Put
+from omni_runtime.connectors.wire import WINDOW_PIECES, Put, kept_back
 
 # Structs and not dataclasses: several are made, hashed and compared for every chunk, and msgspec does that in C. No
 # cycle can go through them, so that the collector need not look.
@@ -102,6 +102,11 @@ class _Stream:
     complete: bool = False  # the last piece of the finished chunk has been put
 
 
+def _kept(piece: Piece) -> int:
+    """Credits that it may not use up."""
+    return kept_back(piece.put.length)
+
+
 class _Ended:
     """Why streams have ended, by key: the last `remembered`, and at most twice as many.
 
@@ -183,7 +188,7 @@ class StreamTable:
         if stream.complete or (put.seq, put.piece) != (stream.seq, stream.piece):
             message = f"producer sent piece {put.seq}.{put.piece}, expected {stream.seq}.{stream.piece}"
             return [Drop(piece), *self._end(stream, "ProtocolError", message)]
-        if len(stream.queue) >= WINDOW_PIECES:
+        if len(stream.queue) >= WINDOW_PIECES - _kept(piece):
             return [Drop(piece), *self._end(stream, "ProtocolError", "producer ignored its window")]
         stream.touched = now
         if put.chunk is not None:
@@ -196,11 +201,11 @@ class StreamTable:
     def bypassed(
         self, port: Port, chunks: tuple[tuple[int, float], ...], now: float, *, starved: bool = False
     ) -> list[Action]:
-        """The producer has sent the next `chunks` straight to the consumer."""
+        """The producer has sent the next `chunks` straight to the consumer. None: a word on `starved`, also amid a chunk."""
         stream = self._ports.get(port)
         if stream is None or stream.producer != port:
             return []
-        if not stream.token or stream.consumer is None or stream.complete or stream.piece:
+        if not stream.token or stream.consumer is None or stream.complete or (chunks and stream.piece):
             return self._end(stream, "ProtocolError", "producer sent chunks past this sidecar that cannot have gone")
         stream.touched = now
         stream.seq += len(chunks)
@@ -312,7 +317,7 @@ class StreamTable:
     def _pump(self, stream: _Stream) -> list[Action]:
         actions: list[Action] = []
         sent = 0
-        while stream.queue and stream.credits and stream.consumer is not None:
+        while stream.queue and stream.consumer is not None and stream.credits > _kept(stream.queue[0]):
             stream.credits -= 1
             sent += 1
             actions.append(Deliver(stream.consumer, stream.key, stream.to, stream.queue.popleft()))

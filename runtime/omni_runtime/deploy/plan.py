@@ -11,7 +11,7 @@ import msgspec
 
 from omni_runtime.topology.types import EngineKind, Modality, PayloadContract
 
-CONTRACT_VERSION = 4  # of the wire protocol; both sides of every handshake compare it
+CONTRACT_VERSION = 5  # of the wire protocol; both sides of every handshake compare it
 
 ENTRY_HTTP_PORT = 8000  # OpenAI API, /health, /ready, /metrics
 ENTRY_CONTROL_PORT = 5500  # ZeroMQ ROUTER with CURVE: stage replicas register here

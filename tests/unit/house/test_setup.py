@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,50 @@ def test_only_what_changes_the_result_names_another_environment() -> None:
     assert named() == named(pyproject=PYPROJECT + "[tool.ruff]\nline-length = 1\n")
     assert named() != named("a==1\nb==3\n")
     assert named() != named(pyproject=PYPROJECT.replace('"b"', '"c"'))
+
+
+def test_the_extras_of_images_are_no_part_of_a_checkout() -> None:
+    extras = setup.extras((setup.ROOT / "pyproject.toml").read_text())
+    assert {"cpu", "dev", "demo"} <= set(extras)
+    assert not extras.keys() & setup.FOR_IMAGES
+    cuda = '[project]\ndependencies = ["a"]\n[project.optional-dependencies]\ndev = ["b"]\ncuda = ["c"]\n'
+    assert setup.dependency_tables(cuda) == setup.dependency_tables(PYPROJECT)
+
+
+def test_no_file_of_the_environment_belongs_to_two_packages() -> None:
+    """The one installed last would win, now this one and now the other: a build of Mooncake for CUDA did."""
+    import numpy
+
+    packages = Path(numpy.__file__).parent.parent
+    owners: defaultdict[str, set[str]] = defaultdict(set)
+    for record in packages.glob("*.dist-info/RECORD"):
+        with record.open(newline="") as lines:
+            for path, *_ in csv.reader(lines):
+                if not path.endswith(".pyc"):
+                    owners[path].add(record.parent.name)
+    assert len(owners) > 10_000
+    assert not {path: names for path, names in owners.items() if len(names) > 1}
+
+
+def missing_library(monkeypatch: pytest.MonkeyPatch, *, root: bool) -> list[list[str]]:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(setup, "LIBRARIES", {"libnosuch.so.1": ("libnosuch1", "an engine"), "libc.so.6": ("libc6", "all")})
+    monkeypatch.setattr(setup, "run", lambda command, **_: ran.append(command))
+    monkeypatch.setattr(setup.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(setup.os, "geteuid", lambda: 0 if root else 1000)
+    setup.ensure_libraries()
+    return ran
+
+
+def test_a_missing_library_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    update, install = missing_library(monkeypatch, root=True)
+    assert update[:2] == ["apt-get", "update"]
+    assert install[:2] == ["apt-get", "install"] and install[-1] == "libnosuch1" and "libc6" not in install
+
+
+def test_who_may_not_install_a_library_is_told_how(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert missing_library(monkeypatch, root=False) == []
+    told = capsys.readouterr().out
+    assert "an engine cannot be loaded without libnosuch1" in told and "sudo apt-get install libnosuch1" in told
