@@ -56,7 +56,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 def messages(size: int) -> int:
-    return max(6, min(20_000 if size == KIB else 1000, 512 * MIB // size))
+    return {KIB: 20_000, MIB: 1000}.get(size, max(6, min(1000, 512 * MIB // size)))
 
 
 def runs(way: Way, number: int) -> list[Run]:

@@ -121,7 +121,7 @@ def _choose(view: View, stuck: bool) -> tuple[Decision, State]:
     limiting = limiting_stage(view, chosen)
     reason, message = headline(view, stages, limiting, reason, message, stuck)
     moves = tuple(
-        moved(m, now, target, view.now, demand.planned, view.spec.tuning)
+        moved(m, now, target, view.now, demand.planned)
         for m, now, target, demand in zip(view.state.moves, view.current, decided, view.demand, strict=True)
     )
     decision = Decision(

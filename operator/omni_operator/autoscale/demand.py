@@ -16,6 +16,7 @@ TREND_SIGMAS = 1.5  # a slope below this many standard errors is noise
 MAX_HORIZON_SECONDS = 420.0
 BURST_BIN_SECONDS = 60.0
 BURSTY = 10.0  # variance over mean of requests per minute: Poisson has 1
+GAPPED = 0.7  # standard deviation over mean of them: bursts with gaps between them, and no rough day of many users
 MAX_DISPERSION = 4.0
 
 
@@ -40,8 +41,20 @@ class Demand:
     source: str  # now | burst | trend | memory
 
 
-def estimate(samples: Sequence[LoadSample], stage: int, tuning: Tuning, horizon: float, waiting: float) -> Demand:
-    """horizon: seconds until a replica that is asked for now serves. waiting: requests to be drained as well."""
+def estimate(
+    samples: Sequence[LoadSample],
+    stage: int,
+    tuning: Tuning,
+    horizon: float,
+    waiting: float,
+    *,
+    reserved: bool = False,
+) -> Demand:
+    """horizon: seconds until a replica that is asked for now serves. waiting: requests to be drained as well.
+
+    reserved: the reserve of staffing.py is for what is above the rate of now. Another one on top of it would be paid for in
+    quiet hours and too small in busy ones, so that only bursts with gaps between them are looked for.
+    """
     if not samples:
         return Demand(0.0, 0.0, waiting / SLOW_SECONDS, 1.0, False, "now")
     now = samples[-1].end
@@ -53,11 +66,14 @@ def estimate(samples: Sequence[LoadSample], stage: int, tuning: Tuning, horizon:
     beyond_doubt = len(samples) > 4 and fast > slow * (1 + 0.2 * (tuning.burst_ratio - 1)) + 2 * noise
     burst = fast > tuning.burst_ratio * slow + noise or beyond_doubt
     choices = [(slow, "now")]
+    minutes = _minutes(samples, stage, now, tuning)
+    if reserved and not _in_bursts(minutes, GAPPED):
+        return Demand(slow, fast, slow + waiting / SLOW_SECONDS, dispersion, burst, "now")
     if burst:
         choices.append((fast, "burst"))
     growth = max(_growth(samples, stage, now - s, min(horizon, MAX_HORIZON_SECONDS)) for s in TREND_SECONDS)
     choices.append((slow + growth, "trend"))
-    choices.append((_remembered(samples, stage, now, tuning), "memory"))
+    choices.append((_remembered(minutes, tuning), "memory"))
     planned, source = max(choices, key=lambda c: c[0])
     return Demand(slow, fast, planned + waiting / SLOW_SECONDS, dispersion, burst, source)
 
@@ -99,24 +115,35 @@ def _growth(samples: Sequence[LoadSample], stage: int, since: float, horizon: fl
     return min(max(0.0, slope - TREND_SIGMAS * error) * horizon, mean_y)
 
 
-def _remembered(samples: Sequence[LoadSample], stage: int, now: float, tuning: Tuning) -> float:
-    """Load that comes in bursts: the rate within which most of the remembered requests came.
-
-    A burst is over before a cold start is; who answers it with new replicas pays for them and is late. So capacity is
-    kept for the bursts of the last half hour, weighted by requests: a rare burst of few requests is not worth it.
-    """
+def _minutes(samples: Sequence[LoadSample], stage: int, now: float, tuning: Tuning) -> list[float]:
+    """Requests of each minute that is remembered, the newest first."""
     bins: dict[int, float] = {}
     for sample in samples:
         if sample.end > now - tuning.memory_seconds:
             index = int((now - sample.end) // BURST_BIN_SECONDS)
             bins[index] = bins.get(index, 0.0) + sample.arrivals[stage]
-    counts = [bins.get(i, 0.0) for i in range(max(bins, default=-1) + 1)]
+    return [bins.get(i, 0.0) for i in range(max(bins, default=-1) + 1)]
+
+
+def _in_bursts(minutes: Sequence[float], spread: float = 0.0) -> bool:
+    """Far rougher than independent users, and by at least `spread` of the mean. Neighbours' differences: a trend is not
+    rough."""
+    mean = sum(minutes) / max(1, len(minutes))
+    if len(minutes) < 5 or mean <= 0:
+        return False
+    squares = sum((b - a) ** 2 for a, b in pairwise(minutes)) / (2 * (len(minutes) - 1))
+    return squares >= BURSTY * mean and math.sqrt(squares) >= spread * mean
+
+
+def _remembered(counts: Sequence[float], tuning: Tuning) -> float:
+    """Load that comes in bursts: the rate within which most of the remembered requests came.
+
+    A burst is over before a cold start is; who answers it with new replicas pays for them and is late. So capacity is
+    kept for the bursts of the last half hour, weighted by requests: a rare burst of few requests is not worth it.
+    """
+    if not _in_bursts(counts):
+        return 0.0
     total = sum(counts)
-    if len(counts) < 5 or total <= 0:
-        return 0.0
-    squares = sum((b - a) ** 2 for a, b in pairwise(counts)) / (2 * (len(counts) - 1))
-    if squares / (total / len(counts)) < BURSTY:
-        return 0.0
     mean = total / len(counts)
     newest_first = [count > mean for count in counts]
     if sum(b and not a for b, a in pairwise(newest_first)) < 2:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from omni_operator.autoscale.types import LOWER_BOUND, StageFleet, StageSpec, Tuning, Window
 
+REGRET_SECONDS = 21_600.0  # of about the same load, a count that was too small is too small again
 REGRET_SHARE = 0.9  # of the load at which a count was too small; below it, it is worth another try
 
 
@@ -24,7 +25,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """A count that was tried and soon taken back, and the load that it did not bear, in requests per second."""
+    """A count that was shrunk to and taken back, and the load that it did not bear, in requests per second."""
 
     count: int
     load: float
@@ -89,8 +90,8 @@ def not_while_draining(s: Shrinking) -> str | None:
 
 
 def not_after_turning(s: Shrinking) -> str | None:
-    left = s.moves.turned + s.tuning.reversal_seconds - s.now
-    return f"turned {s.tuning.reversal_seconds - left:.0f} s ago" if left > 0 else None
+    ago = s.now - s.moves.turned
+    return f"turned {ago:.0f} s ago" if ago <= s.tuning.reversal_seconds else None
 
 
 def not_so_soon(s: Shrinking) -> str | None:
@@ -100,9 +101,9 @@ def not_so_soon(s: Shrinking) -> str | None:
 
 
 def not_what_was_regretted(s: Shrinking) -> str | None:
-    """The model erred about this count a while ago, and about as much load comes as then: it would err again (T24)."""
+    """This count was too small for about as much load: to try it again would be two turns within minutes (T24)."""
     regret = s.moves.regret
-    if regret is None or s.count > regret.count or s.now - regret.at >= s.tuning.memory_seconds:
+    if regret is None or s.count > regret.count or s.now - regret.at >= REGRET_SECONDS:
         return None
     return (
         f"{regret.count} were too few at {regret.load:.2f} requests/s" if s.load > REGRET_SHARE * regret.load else None
@@ -142,9 +143,9 @@ def remember(wishes: Sequence[Wish], wish: Wish, seconds: float) -> tuple[Wish, 
     return tuple(kept)
 
 
-def moved(moves: Moves, current: int, target: int, now: float, load: float, tuning: Tuning) -> Moves:
+def moved(moves: Moves, current: int, target: int, now: float, load: float) -> Moves:
     """load: requests per second that are planned for."""
     if target == current:
         return moves
-    taken_back = target > current and moves.direction < 0 and now - moves.at < tuning.reversal_seconds
+    taken_back = target > current and moves.direction < 0  # what grows twice in a row has not been tried smaller
     return moves.after(now, 1 if target > current else -1, Regret(current, load, now) if taken_back else moves.regret)

@@ -19,7 +19,7 @@ from omni_operator.autoscale.capacity import Learned, first_work, fit, idle_seco
 from omni_operator.autoscale.types import Spec, StageFleet, StageSpec, StageWindow, Window
 
 MEMORY_WINDOWS = 480.0  # of the capacity: two hours
-TAKES_OVER = 180.0  # windows with requests, three quarters of an hour: until then the model of solve.py decides
+TAKES_OVER = 100.0  # windows with requests, 25 minutes: until then the model of solve.py decides
 START_RESERVE = 1.2
 AIMED_LATE = 0.033  # share of the requests: a p95 allows five of a hundred
 GAIN = 0.1  # per window in which all are late; the first windows after a start or restart count more

@@ -187,7 +187,7 @@ def demand_of(spec: Spec, window: Window, state: State, index: int, stuck: bool)
     waiting = 0.0 if stuck else window.stage(stage.name).waiting
     if stage.minimum == 0 and window.end - state.active[index] >= spec.tuning.idle_seconds:
         return Demand(0.0, 0.0, 0.0, 1.0, False, "now")  # asleep: bursts of the past are no reason to stay awake
-    return estimate(state.samples, index, spec.tuning, horizon, waiting)
+    return estimate(state.samples, index, spec.tuning, horizon, waiting, reserved=_is_staffed(spec, state))
 
 
 def goal_of(view: View, margin: float) -> Goal:
@@ -202,7 +202,11 @@ def goal_of(view: View, margin: float) -> Goal:
 
 def is_staffed(view: View) -> bool:
     """Whether the law of staffing.py decides, which has TTFP in its constants. A fixed count is nothing to it."""
-    return view.spec.objectives.ttfp_p95_seconds is not None and all(s.known for s in view.state.staffing)
+    return _is_staffed(view.spec, view.state)
+
+
+def _is_staffed(spec: Spec, state: State) -> bool:
+    return spec.objectives.ttfp_p95_seconds is not None and all(s.known for s in state.staffing)
 
 
 def loads_of(view: View, lows: Sequence[int], highs: Sequence[int], spare: float = 1.0) -> list[StageLoad]:

@@ -156,6 +156,8 @@ class Attachment:
                 if (slab := self.pool.allocate(length)) is not None:  # another put has leased meanwhile
                     return slab
                 extent = await self._lease(length)
+                if self.has_ended:  # and with it the arena
+                    return None
                 if extent.length and not self.pool.add_extent(extent.offset, extent.length):
                     self.send(wire.Return(extent.offset))  # the file system is full
                     return None
@@ -170,6 +172,10 @@ class Attachment:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._freed.wait(), min(left, _LEASE_RETRY_SECONDS))
         return None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.lost is not None
 
     def take_room(self, length: int) -> Slab | None:
         """A slab from the extents at hand."""

@@ -222,7 +222,7 @@ class Hub:
         if (engine := self.engines.get(session)) is not None:
             engine.deliver(deliver.consumer.stream, put, deliver.piece.body)
             if put.chunk is not None:
-                self._count(deliver.key, deliver.to, (put.chunk.nbytes, time.time() - put.chunk.sent_at))
+                self._count(deliver.key, deliver.to, put.chunk.nbytes, time.time() - put.chunk.sent_at)
         elif (consumer := self.consumers.get(session)) is not None:
             consumer.deliver(deliver)
             if put.chunk is not None:
@@ -232,30 +232,29 @@ class Hub:
             self.free(put.slab, session)
 
     def _count_bypassed(self, count: Count) -> None:
-        if not count.chunks:
-            return
         there = self.consumers.get(count.consumer.session)
-        if there is None:
-            self._count(count.key, count.to, *count.chunks)
-            return
         labels = self.metrics.edge(count.key.edge, count.key.producer, count.to)
-        edge = self.metrics.of(labels, there.connector(count.consumer.stream))
-        edge.sent(*[nbytes for nbytes, _ in count.chunks])
-        edge.tx.observe(*[max(0.0, seconds) for _, seconds in count.chunks])
+        connector = "SharedMemory" if there is None else there.connector(count.consumer.stream)
+        edge = self.metrics.of(labels, connector)
+        seconds = [max(0.0, one) for _, one in count.chunks]  # whatever an engine said
+        edge.sent_all([nbytes for nbytes, _ in count.chunks])
+        edge.tx.observe_all(seconds)
+        if there is None:  # else the consumer's sidecar hears from the consumer
+            edge.in_flight.observe_all(seconds)
 
     def received(self, edge: str, producer: str, consumer: str, seconds: tuple[float, ...]) -> None:
         """Chunks that an engine here has taken off a line from another pod: each came at once."""
         counted = self.metrics.of(self.metrics.edge(edge, producer, consumer), "TCP")
-        counted.rx.observe(*[0.0] * len(seconds))
-        counted.in_flight.observe(*[max(0.0, one) for one in seconds])
+        counted.rx.observe_all([0.0] * len(seconds))
+        counted.in_flight.observe_all([max(0.0, one) for one in seconds])
 
-    def _count(self, key: Key, to: str, *chunks: tuple[int, float]) -> None:
-        """From engine to engine of this pod: (bytes, seconds)."""
+    def _count(self, key: Key, to: str, nbytes: int, seconds: float) -> None:
+        """A chunk from engine to engine of this pod."""
+        seconds = max(0.0, seconds)  # whatever an engine said
         metrics = self.metrics.of(self.metrics.edge(key.edge, key.producer, to), "SharedMemory")
-        seconds = [max(0.0, one) for _, one in chunks]  # whatever an engine said
-        metrics.sent(*[nbytes for nbytes, _ in chunks])
-        metrics.tx.observe(*seconds)
-        metrics.in_flight.observe(*seconds)
+        metrics.sent(nbytes)
+        metrics.tx.observe(seconds)
+        metrics.in_flight.observe(seconds)
 
     # --- slabs
 

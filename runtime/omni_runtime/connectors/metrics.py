@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Final
@@ -38,7 +38,11 @@ class Tally:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, *values: float) -> None:
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def observe_all(self, values: Sequence[float]) -> None:
         counts, bounds = self.counts, self._bounds
         for value in values:
             counts[bisect_left(bounds, value)] += 1
@@ -67,11 +71,15 @@ class EdgeMetrics:
         self.bytes = self.chunks = 0
         self.size, self.tx, self.rx, self.in_flight = tallies.size, tallies.tx, tallies.rx, tallies.in_flight
 
-    def sent(self, *nbytes: int) -> None:
-        """Chunks, by their bytes."""
+    def sent(self, nbytes: int) -> None:
+        self.bytes += nbytes
+        self.chunks += 1
+        self.size.observe(nbytes)
+
+    def sent_all(self, nbytes: Sequence[int]) -> None:
         self.bytes += sum(nbytes)
         self.chunks += len(nbytes)
-        self.size.observe(*nbytes)
+        self.size.observe_all(nbytes)
 
 
 class _Edges(Collector):

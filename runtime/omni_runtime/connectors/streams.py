@@ -210,6 +210,8 @@ class StreamTable:
         stream.touched = now
         stream.seq += len(chunks)
         stream.starved = starved
+        if not chunks:
+            return []
         return [Count(stream.consumer, stream.key, stream.to, chunks)]
 
     # --- consumer

@@ -98,3 +98,31 @@ def test_the_diurnal_trace_has_a_night() -> None:
     assert max(people[1:6]) < 0.3
     assert max(people) > 1.7
     assert min(everybody[1:23]) > 0.6, "batch jobs fill the night"
+
+
+def minutes(*counts: float) -> list[LoadSample]:
+    """Windows of a quarter of a minute, the last of them ends at 0."""
+    return [
+        LoadSample(-15.0 * i, 15.0, (count / 4,))
+        for i, count in reversed(list(enumerate(c for m in reversed(counts) for c in [m] * 4)))
+    ]
+
+
+ROUGH = minutes(*[60, 120] * 15)  # of independent users with long and short requests: variance over mean 22
+GAPPED = minutes(*[0, 0, 300] * 9, 0, 0, 0)
+
+
+def test_a_reserve_is_not_made_twice() -> None:
+    """Where the law of staffing.py has one for what is above the rate of now, a rough hour is no reason for another."""
+    alone = estimate(ROUGH, 0, Tuning(), 240.0, 0.0)
+    assert (alone.source, alone.planned > 1.2 * alone.rate) == ("memory", True)
+    reserved = estimate(ROUGH, 0, Tuning(), 240.0, 12.0, reserved=True)
+    assert reserved.source == "now"
+    assert reserved.planned == pytest.approx(reserved.rate + 12.0 / 120)
+
+
+def test_bursts_with_gaps_between_them_are_remembered_all_the_same() -> None:
+    """The load of now is nothing, and the next burst is over before a cold start is."""
+    found = [estimate(GAPPED, 0, Tuning(), 240.0, 0.0, reserved=reserved) for reserved in (False, True)]
+    assert found[0] == found[1]
+    assert (found[1].source, found[1].planned, found[1].rate) == ("memory", 5.0, 0.0)

@@ -105,7 +105,7 @@ async def test_nobody_gives_room_to_a_stream_without_its_token(site: Site) -> No
         for room in (
             Room(token ^ 1, stream.number, 1),
             Room(token, stream.number + 1, 1),
-            Room(token, stream.number, 17),
+            Room(token, stream.number, WINDOW_PIECES + 1),
         ):
             os.write(forger, wire.encode([room]))
         lines(pair.up).drain()
@@ -241,23 +241,23 @@ async def test_chunks_of_one_turn_go_together(site: Site, monkeypatch: pytest.Mo
         await put_small(pair, 1)
         lines(pair.down).drain()
         assert pair.down._receiver.queued_events == 1, "within the turn"
-        await put_small(pair, *range(2, 13))
-        await pair.up.put("r", EDGE, rows(some_bytes(INLINE_BYTES, 13), start=13))
-        assert exact([await a_chunk(pair.down) for _ in range(12)]) == list(range(1, 13))
-        assert exact([await a_chunk(pair.down)], INLINE_BYTES) == [13]
+        await put_small(pair, *range(2, 21))
+        await pair.up.put("r", EDGE, rows(some_bytes(INLINE_BYTES, 21), start=21))
+        assert exact([await a_chunk(pair.down) for _ in range(20)]) == list(range(1, 21))
+        assert exact([await a_chunk(pair.down)], INLINE_BYTES) == [21]
         together = [length // SMALL for length in sent if length > SMALL]
-        assert together == [1, 8, 3, INLINE_BYTES // SMALL]
+        assert together == [1, 16, 3, INLINE_BYTES // SMALL]
         sent.clear()
-        await put_small(pair, 14, 15, 16)
-        assert exact([await a_chunk(pair.down) for _ in range(3)]) == [14, 15, 16]
+        await put_small(pair, 22, 23, 24)
+        assert exact([await a_chunk(pair.down) for _ in range(3)]) == [22, 23, 24]
         assert [length // SMALL for length in sent if length > SMALL] == [3], "turns bring several"
-        await put_small(pair, 17)
-        assert exact([await a_chunk(pair.down)]) == [17]
-        await put_small(pair, 18)
+        await put_small(pair, 25)
+        assert exact([await a_chunk(pair.down)]) == [25]
+        await put_small(pair, 26)
         lines(pair.down).drain()
         assert pair.down._receiver.queued_events == 1, "one alone waits for nothing again"
-        await put_small(pair, 19, 20, finished=True)
-        assert exact(await whole_stream(pair.down)) == [18, 19, 20]
+        await put_small(pair, 27, 28, finished=True)
+        assert exact(await whole_stream(pair.down)) == [26, 27, 28]
         await pair.nothing_left()
 
 
@@ -369,11 +369,11 @@ async def test_no_put_overtakes_one_that_waits(site: Site, monkeypatch: pytest.M
         monkeypatch.setattr(Lines, "give_room", lambda _, *room: given.append(room) is None)
         await put_small(pair, *range(1, WINDOW_PIECES + 1))
         waiting = asyncio.create_task(put_small(pair, WINDOW_PIECES + 1))
-        got = [await a_chunk(pair.down) for _ in range(WINDOW_PIECES // 2)]
+        got = [await a_chunk(pair.down) for _ in range(8)]
         await until(lambda: bool(given) and stream.lock.locked())
         ((_, token, number, pieces),) = given
         pair.up._sender.on_room(Room(token, number, pieces))
         await put_small(pair, WINDOW_PIECES + 2)
         await waiting
-        got += [await a_chunk(pair.down) for _ in range(WINDOW_PIECES // 2 + 2)]
+        got += [await a_chunk(pair.down) for _ in range(WINDOW_PIECES - 6)]
         assert exact(got) == list(range(1, WINDOW_PIECES + 3))

@@ -90,7 +90,9 @@ def test_no_file_of_the_environment_belongs_to_two_packages() -> None:
 
 def missing_library(monkeypatch: pytest.MonkeyPatch, *, root: bool) -> list[list[str]]:
     ran: list[list[str]] = []
-    monkeypatch.setattr(setup, "LIBRARIES", {"libnosuch.so.1": ("libnosuch1", "an engine"), "libc.so.6": ("libc6", "all")})
+    monkeypatch.setattr(
+        setup, "LIBRARIES", {"libnosuch.so.1": ("libnosuch1", "an engine"), "libc.so.6": ("libc6", "all")}
+    )
     monkeypatch.setattr(setup, "run", lambda command, **_: ran.append(command))
     monkeypatch.setattr(setup.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(setup.os, "geteuid", lambda: 0 if root else 1000)
