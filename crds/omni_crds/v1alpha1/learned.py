@@ -32,7 +32,7 @@ class LearnedStage(OmniModel):
     reserve_thousandths: Amount = 0
     """Replicas kept beyond the load, per root of the load in replicas, times 1000. Late answers raise it."""
     law_windows: Count = 0
-    """Windows behind requestsPerHour; from 200 on, the number of replicas follows from it and the reserve."""
+    """Windows behind requestsPerHour; from 100 on, the number of replicas follows from it and the reserve."""
     judged_windows: Count = 0
     """Windows whose late answers the reserve has been learned from."""
     windows: Count = 0
