@@ -1,11 +1,11 @@
-"""What a local node needs from its machine: rights and a few Debian packages, installed when that is possible."""
+"""What local work needs from its machine: rights and a few Debian packages, installed when that is possible."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from omni_cluster.errors import MissingPrerequisite, StepFailed
@@ -13,6 +13,7 @@ from omni_cluster.node import CNI_BIN_DIR
 from omni_cluster.paths import cache_dir
 from omni_cluster.progress import step
 
+CNI_PACKAGE = "containernetworking-plugins"
 # A program or file that shows that the package is there.
 NODE_PACKAGES = {
     "runc": "runc",
@@ -22,13 +23,13 @@ NODE_PACKAGES = {
     "util-linux": "nsenter",
     "mount": "mount",
     "procps": "sysctl",
-    "containernetworking-plugins": f"{CNI_BIN_DIR}/ptp",
+    CNI_PACKAGE: f"{CNI_BIN_DIR}/ptp",
 }
 
 
-def missing_packages(has: Callable[[str], bool]) -> tuple[str, ...]:
-    """Debian packages whose program or file is absent."""
-    return tuple(package for package, witness in NODE_PACKAGES.items() if not has(witness))
+def missing_packages(wanted: Mapping[str, str], has: Callable[[str], bool]) -> tuple[str, ...]:
+    """Debian packages whose program or file is absent. wanted: package -> what shows that it is there."""
+    return tuple(package for package, witness in wanted.items() if not has(witness))
 
 
 def is_present(witness: str) -> bool:
@@ -45,21 +46,29 @@ def ensure_node_prerequisites() -> None:
             "a local node needs root (namespaces, mounts, control groups): run as root, use --provider kind or "
             "existing, or --control-plane-only, which needs no rights"
         )
-    missing = missing_packages(is_present)
-    if missing:
-        _install(missing)
-        left = missing_packages(is_present)
-        if left:
-            raise MissingPrerequisite(f"still missing after the installation: {', '.join(left)}")
+    ensure_packages(NODE_PACKAGES)
+
+
+def ensure_packages(wanted: Mapping[str, str]) -> None:
+    """Install what is missing, as root on Debian. Raises MissingPrerequisite, which says what to install, or StepFailed."""
+    missing = missing_packages(wanted, is_present)
+    if not missing:
+        return
+    _install(missing)
+    left = missing_packages(wanted, is_present)
+    if left:
+        raise MissingPrerequisite(f"still missing after the installation: {', '.join(left)}")
 
 
 def _install(packages: tuple[str, ...]) -> None:
     command = f"apt-get install -y --no-install-recommends {' '.join(packages)}"
     if not Path("/etc/debian_version").exists() or shutil.which("apt-get") is None:
+        plugins = f" (the CNI plugins are looked for in {CNI_BIN_DIR})" if CNI_PACKAGE in packages else ""
         raise MissingPrerequisite(
-            f"these Debian packages, or what your system calls them, are needed: {' '.join(packages)} "
-            f"(the CNI plugins are looked for in {CNI_BIN_DIR})"
+            f"these Debian packages, or what your system calls them, are needed: {' '.join(packages)}{plugins}"
         )
+    if os.geteuid() != 0:
+        raise MissingPrerequisite(f"{', '.join(packages)} needed: `sudo {command}`")
     log = cache_dir() / "logs" / "apt.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}

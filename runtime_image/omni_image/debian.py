@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from omni_cluster.errors import MissingPrerequisite
+from omni_cluster.prerequisites import ensure_packages
 from omni_cluster.progress import step
 from omni_image import process
 
@@ -43,11 +44,12 @@ def recipe() -> str:
 
 def prepare_rootfs(destination: Path, log: Path) -> None:
     """Fill `destination` with a root file system. Needs root, debootstrap and Debian's mirror (or a proxy of it)."""
-    if shutil.which("debootstrap") is None:
+    try:
+        ensure_packages({"debootstrap": "debootstrap"})
+    except MissingPrerequisite as error:
         raise MissingPrerequisite(
-            "debootstrap is not installed and makes the base image here: apt-get install debootstrap, "
-            "or give a base image with `omni image build --base IMAGE`"
-        )
+            f"the base image is made by debootstrap here: {error}. Or give one with `omni image build --base IMAGE`"
+        ) from None
     destination.mkdir(parents=True, exist_ok=True)
     command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(destination)]
     with step(f"Debian {SUITE} by debootstrap") as waiting_for:

@@ -6,7 +6,6 @@ Both build the same Dockerfiles from the same context folders.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Protocol
 
 from omni_cluster.errors import MissingPrerequisite
 from omni_cluster.paths import cache_dir
+from omni_cluster.prerequisites import ensure_packages
 from omni_image import layout, process
 from omni_image.plan import short_name
 
@@ -143,15 +143,15 @@ class Docker:
 
 
 def find_engine(wanted: str = "auto") -> Engine:
-    """The engine to use. Raises MissingPrerequisite when none works here."""
+    """The engine to use; Buildah is installed where that is possible. Raises MissingPrerequisite when none works here."""
     if wanted in ("auto", "docker") and process.capture(
         ["docker", "version", "--format", "{{.Server.Version}}"], deadline=10
     ):
         return Docker()
-    if wanted in ("auto", "buildah") and shutil.which("buildah"):
-        return Buildah()
-    raise MissingPrerequisite(
-        "no container engine: start Docker, or install Buildah (Debian: apt-get install buildah)"
-        if wanted == "auto"
-        else f"the engine {wanted!r} does not work here; use --engine auto, docker or buildah"
-    )
+    if wanted not in ("auto", "buildah"):
+        raise MissingPrerequisite(f"the engine {wanted!r} does not work here; use --engine auto, docker or buildah")
+    try:
+        ensure_packages({"buildah": "buildah"})
+    except MissingPrerequisite as error:
+        raise MissingPrerequisite(f"no container engine: start Docker, or install Buildah: {error}") from None
+    return Buildah()

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_cluster.errors import MissingPrerequisite, StepFailed
+from omni_cluster.errors import StepFailed
+from omni_cluster.prerequisites import ensure_packages
 
 #: Small (8 MB together) and called when torch is imported: kept as they are.
 KEPT = frozenset({"libcudart.so.13", "libcupti.so.13", "libcufile.so.0"})
@@ -106,9 +107,7 @@ def replace_cuda_libraries(packages: Path, waiting_for: Callable[[str], None]) -
 
     Never writes into an existing file: they may be hard links into a shared cache. Needs gcc and readelf.
     """
-    for program in ("gcc", "readelf"):
-        if shutil.which(program) is None:
-            raise MissingPrerequisite(f"{program} is not installed: apt-get install gcc libc6-dev binutils")
+    ensure_packages({"gcc": "gcc", "libc6-dev": "/usr/include/stdio.h", "binutils": "readelf"})
     nvidia = packages / "nvidia"
     if not nvidia.is_dir():
         return 0  # a CPU build of torch

@@ -20,7 +20,7 @@ from omni_cluster.network import ClusterNetwork
 from omni_cluster.node import Node
 from omni_cluster.paths import cache_dir, cluster_dir, source_dir
 from omni_cluster.pki import Subject
-from omni_cluster.prerequisites import missing_packages
+from omni_cluster.prerequisites import NODE_PACKAGES, missing_packages
 from omni_cluster.providers.base import ComponentStatus
 from omni_cluster.providers.kind import render_config
 
@@ -180,8 +180,8 @@ def test_names_that_are_no_names(name):
 
 
 def test_missing_packages_are_named():
-    assert missing_packages(lambda witness: witness != "runc") == ("runc",)
-    assert missing_packages(lambda _: True) == ()
+    assert missing_packages(NODE_PACKAGES, lambda witness: witness != "runc") == ("runc",)
+    assert missing_packages(NODE_PACKAGES, lambda _: True) == ()
 
 
 def test_kind_config():
