@@ -111,7 +111,8 @@ def evaluate(load: StageLoad, mix: Sequence[int], goal: Goal, share: float = 1.0
         strain = max(in_flight / power / load.room, needed / power)
     if goal.rtf is not None and spec.realtime and spec.unit_audio_seconds > 0:
         strain = max(strain, step / spec.unit_audio_seconds / goal.rtf)
-    ttfp = load.first * step + load.wait * batch * batch + load.transfer
+    # What nobody asks for delays nobody: an idle pipeline whose objective is out of reach may still shrink.
+    ttfp = load.first * step + load.wait * batch * batch + load.transfer if load.rate > 0 else 0.0
     return Option(count, tuple(mix), cost, devices, strain, ttfp, in_flight, peak)
 
 

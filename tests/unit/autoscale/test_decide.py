@@ -213,3 +213,9 @@ def test_who_waited_in_the_entry_is_late_because_of_the_stage_that_was_full() ->
     assert runner.show(replace(late, ttfp=seconds_of([1.9] * 8), stages=tuple(
         replace(s, compute=seconds_of([1.8] * 8)) if s.name == "thinker" else s for s in full
     ))).limiting_stage == "thinker", "what its own share explains is its own doing"  # fmt: skip
+
+
+def test_an_idle_pipeline_shrinks_though_its_objective_is_out_of_reach() -> None:
+    runner = Runner(a_spec(objectives=Objectives(0.2, None, None)), a_fleet(3, 4, 2))
+    runner.run(0.0, 3600)
+    assert runner.counts == (1, 1, 1)

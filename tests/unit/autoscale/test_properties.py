@@ -66,8 +66,12 @@ def test_nothing_shrinks_on_missing_data(start: tuple[int, int, int], history: l
         before = after  # type: ignore[assignment]
 
 
+OUT_OF_REACH = a_spec(objectives=Objectives(0.2, None, None))  # empty replicas take longer
+
+
 @settings(max_examples=30, deadline=None)
 @given(specs(), counts, rates, st.floats(1.0, 4.0))
+@example(OUT_OF_REACH, (1, 1, 1), 0.0, 1.0)
 def test_more_load_never_gives_fewer_replicas(
     spec: Spec, start: tuple[int, int, int], rate: float, more: float
 ) -> None:
