@@ -144,7 +144,11 @@ def _insist(view: View, counts: list[int]) -> list[int]:
 
     Not again before the last one has been seen at work, nor above a limit.
     """
-    if not view.breach or counts != list(view.current) or (is_staffed(view) and view.late < GRAVELY_LATE):
+    if (
+        not view.breach
+        or counts != list(view.current)
+        or (is_staffed(view.spec, view.state) and view.late < GRAVELY_LATE)
+    ):
         return counts
     for i, stage in enumerate(view.spec.stages):
         fleet, moves = view.fleet[i], view.state.moves[i]

@@ -187,12 +187,12 @@ def demand_of(spec: Spec, window: Window, state: State, index: int, stuck: bool)
     waiting = 0.0 if stuck else window.stage(stage.name).waiting
     if stage.minimum == 0 and window.end - state.active[index] >= spec.tuning.idle_seconds:
         return Demand(0.0, 0.0, 0.0, 1.0, False, "now")  # asleep: bursts of the past are no reason to stay awake
-    return estimate(state.samples, index, spec.tuning, horizon, waiting, reserved=_is_staffed(spec, state))
+    return estimate(state.samples, index, spec.tuning, horizon, waiting, reserved=is_staffed(spec, state))
 
 
 def goal_of(view: View, margin: float) -> Goal:
     objectives = view.spec.objectives
-    ttfp = objectives.ttfp_p95_seconds if not is_staffed(view) else None
+    ttfp = objectives.ttfp_p95_seconds if not is_staffed(view.spec, view.state) else None
     return Goal(
         ttfp=None if ttfp is None else margin * ttfp / view.state.ratio,
         rtf=None if objectives.rtf_p95 is None else margin * objectives.rtf_p95,
@@ -200,12 +200,8 @@ def goal_of(view: View, margin: float) -> Goal:
     )
 
 
-def is_staffed(view: View) -> bool:
+def is_staffed(spec: Spec, state: State) -> bool:
     """Whether the law of staffing.py decides, which has TTFP in its constants. A fixed count is nothing to it."""
-    return _is_staffed(view.spec, view.state)
-
-
-def _is_staffed(spec: Spec, state: State) -> bool:
     return spec.objectives.ttfp_p95_seconds is not None and all(s.known for s in state.staffing)
 
 
@@ -216,7 +212,7 @@ def loads_of(view: View, lows: Sequence[int], highs: Sequence[int], spare: float
         low, high = (view.current[i],) * 2 if stage.fixed else (lows[i], max(lows[i], highs[i]))
         demand = view.demand[i]
         load = load_of(view.spec, view.state, i, demand.planned, demand.dispersion, low, high)
-        if is_staffed(view) and not stage.fixed:
+        if is_staffed(view.spec, view.state) and not stage.fixed:
             law, rate = view.state.staffing[i], spare * demand.planned
             load = replace(load, staffed=rate / law.capacity, reserve=law.reserve)
         loads.append(load)

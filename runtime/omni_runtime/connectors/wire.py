@@ -18,9 +18,7 @@ MAX_HEADER_BYTES: Final = 64 << 10
 MAX_BODY_BYTES: Final = 1 << 20
 INLINE_BYTES: Final = 32 << 10  # a chunk up to this size travels in the message; above, through the arena
 FRAGMENT_BYTES: Final = 512 << 10  # unit of fairness on TCP, and of a spill when the arena is full
-WINDOW_PIECES: Final = (
-    64  # pieces of one stream that may wait at each hop: enough that a small one rarely wakes anybody
-)
+WINDOW_PIECES: Final = 64  # of one stream that may wait at each hop: enough that a small one rarely wakes anybody
 WINDOW_LARGE: Final = 16  # of more than INLINE_BYTES: none is put while so many pieces of any size wait
 LINE_KEYS_BYTES: Final = 64  # of both directions of a line to another pod
 WINDOW_FRAGMENTS: Final = 8  # unacknowledged fragments of one stream between two sidecars
