@@ -1,8 +1,8 @@
 """What this machine gives without any protocol of ours, in the same run: the ceilings that transfers are held against.
 
 memcpy and AES-256-GCM run over more memory than any cache holds, on one core; loopback is a plain TCP socket between two
-processes that ends in memory; engine is Mooncake's own transfer engine over TCP, from process to process; hops is a
-message that two processes hand on, unread, by blocking sockets: unix, TCP, unix.
+processes that ends in memory; engine is as many of Mooncake's own transfer engines over TCP as our sidecars run, from
+process to process; hops is a message that two processes hand on, unread, by blocking sockets: unix, TCP, unix.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from omni_runtime.connectors.mooncake import TCP_ENGINES, ends_well, parts
 
 MIB = 1 << 20
 SPAN = 256 * MIB
@@ -154,23 +156,23 @@ def _whole(source: socket.socket) -> bytes:
     return data
 
 
-def _started() -> tuple[Any, mmap.mmap, int]:
+def _started() -> tuple[list[Any], mmap.mmap, int]:
     from mooncake.engine import TransferEngine
 
-    engine = TransferEngine()
-    if engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""):
-        raise OSError("the engine does not start")
+    engines = [TransferEngine() for _ in range(TCP_ENGINES)]
+    if any(engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") for engine in engines):
+        raise OSError("an engine does not start")
     memory = _memory(SPAN)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    if engine.register_memory(address, SPAN):
-        raise OSError("the engine cannot register memory")
-    return engine, memory, address
+    if any(engine.register_memory(address, SPAN) for engine in engines):
+        raise OSError("an engine cannot register memory")
+    return engines, memory, address
 
 
 def _lend(place: Any, over: Any) -> None:
     _quiet()
-    engine, _, address = _started()
-    place.put((f"127.0.0.1:{engine.get_rpc_port()}", address))
+    engines, _, address = _started()
+    place.put(([f"127.0.0.1:{engine.get_rpc_port()}" for engine in engines], address))
     over.wait(DEADLINE_SECONDS)
     os._exit(0)  # the engine's own end takes seconds
 
@@ -181,16 +183,18 @@ def _quiet() -> None:
 
 def _fetch(place: Any, over: Any, result: Any) -> None:
     _quiet()
-    engine, _, address = _started()
-    segment, there = place.get(timeout=DEADLINE_SECONDS)
-    engine.transfer_sync_read(segment, address, there, MIB)
+    engines, _, address = _started()
+    segments, there = place.get(timeout=DEADLINE_SECONDS)
+    for engine, segment in zip(engines, segments, strict=True):
+        engine.transfer_sync_read(segment, address, there, MIB)
     began = time.perf_counter()
     for number in range(TIMES):
         at = number * LARGE % SPAN
-        transfer = engine.batch_transfer_async_read(segment, [address + at], [there + at], [LARGE])
-        while not (status := engine.transfer_check_status(transfer)):
-            time.sleep(0.0005)  # its own waiting call spins, on the core that its sockets need
-        if status != 1:
+        running = [
+            (engine, engine.batch_transfer_async_read(segment, [address + at + o], [there + at + o], [length]))
+            for engine, segment, (o, length) in zip(engines, segments, parts(LARGE, len(engines)), strict=True)
+        ]
+        if not all(ends_well(*each) for each in running):
             result.put(0.0)
             break
     else:

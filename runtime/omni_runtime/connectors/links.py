@@ -152,7 +152,7 @@ class PeerLinks:
             return
         stream.fetching, stream.began = True, time.monotonic()
         loop = asyncio.get_running_loop()
-        running = loop.run_in_executor(mooncake.threads, mooncake.fetch, message.segment, message.address, slab)
+        running = loop.run_in_executor(mooncake.threads, mooncake.fetch, message.segments, message.address, slab)
         running.add_done_callback(lambda future: self._fetched(stream, message, slab, future))
 
     def _fetched(self, stream: Incoming, message: wire.Remote, slab: Slab, future: asyncio.Future[bool]) -> None:
@@ -164,7 +164,7 @@ class PeerLinks:
             self.hub.free(slab, QUEUE)
         if not done:
             self.hub.metrics.fallbacks.labels("fetch").inc()
-            log.warning("mooncake.fetch_failed", segment=message.segment, reason=str(error or "see the engine's log"))
+            log.warning("mooncake.fetch_failed", segments=message.segments, reason=str(error or "see the engine's log"))
         stream.link.answer(message.stream, done=done, later=done, reason="" if done else "the fetch failed")
         if done:
             self.hub.metrics.fetched.inc(slab.length)

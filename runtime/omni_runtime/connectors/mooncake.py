@@ -14,8 +14,10 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from types import ModuleType
 from typing import Any, Final
 
@@ -28,6 +30,8 @@ from omni_runtime.deploy.plan import MOONCAKE_PORTS
 START_SECONDS: Final = 10.0
 FETCH_BYTES: Final = 256 << 10  # smaller pieces are on their way before a fetch could be arranged
 _SEGMENT = re.compile(r"[A-Za-z0-9.:\[\]%-]{1,253}:[0-9]{1,5}")
+PART_BYTES: Final = 256 << 10  # of a piece that several engines fetch, at least
+TCP_ENGINES: Final = 2  # the lender's one thread for sockets fills its core at 1.4 GB/s, the reader's half of one
 _THREADS: Final = 2
 _NO_TRANSFER: Final = (0, -1, (1 << 64) - 1)  # the engine's own sign of failure, and what becomes of it as unsigned
 _LOOK_SECONDS: Final = (0.0001, 0.001)  # between two looks at a transfer: at first, at most
@@ -44,11 +48,12 @@ class MooncakeOptions:
 
 
 class Mooncake:
-    """A started engine whose registered memory is the arena. `fetch` blocks; `submit` runs it in a thread."""
+    """Started engines whose registered memory is the arena: one by RDMA, `TCP_ENGINES` by TCP. `fetch` blocks."""
 
-    def __init__(self, engine: Any, arena: Arena, segment: str) -> None:
-        self.segment = segment
-        self._engine = engine
+    def __init__(self, engines: Sequence[Any], arena: Arena, host: str) -> None:
+        self.segments = tuple(f"{host}:{engine.get_rpc_port()}" for engine in engines)
+        self._engines = tuple(engines)
+        self._turn = 0
         self._anchor: Any = ctypes.c_char.from_buffer(arena.view)
         self.address = ctypes.addressof(self._anchor)
         self._threads = ThreadPoolExecutor(_THREADS, "mooncake")
@@ -60,23 +65,30 @@ class Mooncake:
         """Blocks for a moment. Raises MooncakeUnavailable."""
         if options.protocol == "rdma" and not arena.commit(0, arena.length):
             raise MooncakeUnavailable("registering for RDMA needs the whole arena in memory, and its volume is full")
-        engine = start_engine(host, options)
-        self = cls(engine, arena, f"{host}:{engine.get_rpc_port()}")
-        if engine.register_memory(self.address, arena.length):
+        count = TCP_ENGINES if options.protocol == "tcp" else 1
+        self = cls([start_engine(host, options) for _ in range(count)], arena, host)
+        if any(engine.register_memory(self.address, arena.length) for engine in self._engines):
             self.close()
             raise MooncakeUnavailable(f"the transfer engine cannot register the arena of {arena.length} bytes")
         return self
 
-    def fetch(self, segment: str, address: int, slab: Slab) -> bool:
+    def fetch(self, segments: Sequence[str], address: int, slab: Slab) -> bool:
         """Read `slab.length` bytes at `address` of the other arena into the slab. False if that failed.
+
+        Each engine reads a part, from one of the other side's `segments`, and every part has ended when this returns.
 
         Not by the engine's own waiting call: it spins, on the core that the engine's one thread for sockets needs, and
         it gives up after a while though that thread may still write to the slab.
         """
-        if self._closed.is_set() or not is_segment(segment) or slab.offset + slab.length > self._length:
+        if self._closed.is_set() or slab.offset + slab.length > self._length or not all(map(is_segment, segments)):
             return False
-        place, there, length = self.address + slab.offset, address, slab.length
-        return ends_well(self._engine, self._engine.batch_transfer_async_read(segment, [place], [there], [length]))
+        self._turn += 1  # which engine takes the first part; two threads that read the same number do no harm
+        here, running = self.address + slab.offset, []
+        for index, (at, length) in enumerate(parts(slab.length, len(self._engines)), self._turn):
+            engine, segment = self._engines[index % len(self._engines)], segments[index % len(segments)]
+            running.append((engine, engine.batch_transfer_async_read(segment, [here + at], [address + at], [length])))
+        ended = [ends_well(engine, transfer) for engine, transfer in running]  # each one: they write to the slab
+        return all(ended)
 
     @property
     def threads(self) -> ThreadPoolExecutor:
@@ -86,8 +98,16 @@ class Mooncake:
         """Waits for fetches that run: they write to the arena."""
         self._closed.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
-        self._engine.unregister_memory(self.address)
+        for engine in self._engines:
+            engine.unregister_memory(self.address)
         self._anchor = None
+
+
+def parts(length: int, most: int) -> list[tuple[int, int]]:
+    """(offset, length) of up to `most` parts of a piece, none of a split piece smaller than PART_BYTES."""
+    count = max(1, min(most, length // PART_BYTES))
+    bounds = [length * n // count for n in range(count + 1)]
+    return [(begin, end - begin) for begin, end in pairwise(bounds)]
 
 
 def is_segment(name: str) -> bool:
@@ -141,7 +161,7 @@ def ends_well(engine: Any, transfer: int) -> bool:
     pause, longest = _LOOK_SECONDS
     while not (status := engine.transfer_check_status(transfer)):
         time.sleep(pause)
-        pause = min(2 * pause, longest)
+        pause = min(1.25 * pause, longest)
     return bool(status == 1)
 
 

@@ -239,7 +239,7 @@ class PeerSession:
         if put.chunk is not None:
             stream.finishing = put.chunk.finished
         shown = Put(stream.stream, put.seq, put.piece, put.last, put.length, None, put.chunk)
-        self.channel.send(wire.Remote(stream.stream, shown, mooncake.segment, mooncake.address + slab.offset))
+        self.channel.send(wire.Remote(stream.stream, shown, mooncake.segments, mooncake.address + slab.offset))
 
     def _on_fetched(self, message: wire.Fetched) -> None:
         kept = self._lent.pop(message.stream, None)

@@ -141,7 +141,7 @@ class Sidecar:
             log.warning("mooncake.unavailable", protocol=options.mooncake.protocol, reason=reason, instead="TCP")
             return
         parts.callback(mooncake.close)
-        log.info("mooncake.serving", protocol=options.mooncake.protocol, segment=mooncake.segment)
+        log.info("mooncake.serving", protocol=options.mooncake.protocol, segments=mooncake.segments)
 
     async def _hang_up(self) -> None:
         for engine in list(self.hub.engines.values()):

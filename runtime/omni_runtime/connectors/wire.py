@@ -36,6 +36,7 @@ _Inline = Annotated[int, Meta(ge=0, le=INLINE_BYTES)]
 _Secret = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 _Id = Annotated[str, Meta(min_length=1, max_length=256)]
 _Reason = Annotated[str, Meta(max_length=2048)]
+_Segment = Annotated[str, Meta(max_length=300)]
 _Code = Annotated[str, Meta(max_length=64)]
 
 
@@ -135,7 +136,7 @@ class Remote(_Message, frozen=True, tag=10):
 
     stream: _U32
     put: Put
-    segment: Annotated[str, Meta(max_length=300)]
+    segments: Annotated[tuple[_Segment, ...], Meta(min_length=1, max_length=8)]  # the engines that lend the arena
     address: Annotated[int, Meta(ge=0)]  # in the producer's sidecar
 
 

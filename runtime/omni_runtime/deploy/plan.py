@@ -11,12 +11,12 @@ import msgspec
 
 from omni_runtime.topology.types import EngineKind, Modality, PayloadContract
 
-CONTRACT_VERSION = 5  # of the wire protocol; both sides of every handshake compare it
+CONTRACT_VERSION = 6  # of the wire protocol; both sides of every handshake compare it
 
 ENTRY_HTTP_PORT = 8000  # OpenAI API, /health, /ready, /metrics
 ENTRY_CONTROL_PORT = 5500  # ZeroMQ ROUTER with CURVE: stage replicas register here
 SIDECAR_DATA_PORT = 5600  # sealed TCP with the CURVE keys: consumers open edge streams here
-MOONCAKE_PORTS = (5610, 5641)  # first and last; its transfer engine takes two of them
+MOONCAKE_PORTS = (5610, 5641)  # first and last; each of its engines takes two of them
 ENGINE_HTTP_PORT = 8081  # probes and /metrics of an engine; +1 per further engine in the same pod
 SIDECAR_HTTP_PORT = 8089  # probes and /metrics of the connector sidecar
 

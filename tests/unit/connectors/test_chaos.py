@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from omni_runtime.connectors import far_lines
 from omni_runtime.connectors.api import EdgeFailed
 from omni_runtime.connectors.sealed_line import SealedLine
 from omni_runtime.errors import OmniError
@@ -145,6 +146,8 @@ class Streams:
 
 
 async def run_chaos(site: Site, monkeypatch: pytest.MonkeyPatch, count: int, seed: int) -> None:
+    # However fast the streams go by, and however bad the first connection of a line was, there is another attempt.
+    monkeypatch.setattr(far_lines, "RETRY_SECONDS", 0.1)
     taken: set[bool] = set()  # by lines through the proxy
     send = SealedLine.send
     monkeypatch.setattr(SealedLine, "send", lambda *a: taken.add(done := send(*a)) or done)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from omni_runtime.connectors import mooncake
 from omni_runtime.connectors.api import ChunkReceived
 from omni_runtime.connectors.client import ClientLimits
+from omni_runtime.connectors.wire import Slab
 from omni_runtime.errors import StreamClosed
 from tests.unit.connectors.kit import (
     EDGE,
@@ -203,3 +207,77 @@ async def test_where_rdma_is_missing_edges_go_over_tcp_and_it_is_told(site: Site
         assert fallbacks(pair, "unavailable") >= 2
         assert all("omni:connector_mooncake_up 0.0" in h.sidecar.metrics.render().decode() for h in pair.hosts)
         await pair.nothing_left()
+
+
+@given(st.integers(1, 5 << 30), st.integers(1, 8))
+def test_parts_are_the_piece(length: int, most: int) -> None:
+    found = mooncake.parts(length, most)
+    assert [at for at, _ in found] == [0, *itertools.accumulate(part for _, part in found)][:-1]
+    assert sum(part for _, part in found) == length
+    assert len(found) == 1 or (len(found) <= most and min(part for _, part in found) >= mooncake.PART_BYTES)
+
+
+class CountingEngine:
+    """The real one, and the lengths that it was asked to read."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.read = engine, []  # type: Any, list[int]
+
+    def batch_transfer_async_read(self, segment: str, here: list[int], there: list[int], lengths: list[int]) -> int:
+        self.read += lengths
+        transfer: int = self.engine.batch_transfer_async_read(segment, here, there, lengths)
+        return transfer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+async def test_engines_share_a_large_piece_and_take_turns_at_small_ones(pair: Pair) -> None:
+    """One engine's thread for sockets is a core's worth of 1.4 GB/s."""
+    reader = pair.hosts[1].sidecar.hub.mooncake
+    assert reader is not None and len(reader.segments) == mooncake.TCP_ENGINES == 2
+    reader._engines = engines = tuple(CountingEngine(engine) for engine in reader._engines)
+    await exact(pair, "r", (LARGE, LARGE, LARGE, LARGE))
+    assert [e.read for e in engines] == [[LARGE, LARGE]] * 2
+    await exact(pair, "s", (5 * MIB + 1,))
+    assert sum(sum(e.read[2:]) for e in engines) == 5 * MIB + 1
+    assert all(max(e.read[2:]) == 2 * MIB - 64 for e in engines), "halves of a piece of 4 MiB"
+    await pair.nothing_left()
+
+
+async def test_a_fetch_is_over_when_all_of_its_parts_are(pair: Pair) -> None:
+    """R11: also where one part has failed already; the others still write to the slab, which is somebody else's next."""
+    reader = pair.hosts[1].sidecar.hub.mooncake
+    assert reader is not None
+    told: list[str] = []
+
+    class Engine:
+        def __init__(self, status: int, looks: int) -> None:
+            self.status, self.looks = status, looks
+
+        def batch_transfer_async_read(self, *_: Any) -> int:
+            return 7
+
+        def transfer_check_status(self, _: int) -> int:
+            self.looks -= 1
+            if self.looks <= 0:
+                told.append("ended")
+            return self.status if self.looks <= 0 else 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real[0], name)
+
+    real = reader._engines
+    for statuses in ((-1, 1), (1, -1), (-1, -1)):
+        told.clear()
+        reader._engines = tuple(Engine(status, looks) for status, looks in zip(statuses, (1, 20), strict=True))
+        assert not reader.fetch(reader.segments, reader.address, Slab(0, 4 * MIB, 1))
+        assert told == ["ended", "ended"]
+    reader._engines = real
+    await pair.nothing_left()
+
+
+@pytest.mark.parametrize("segments", [("10.0.0.1",), ("127.0.0.1:1", "../x:1")])
+async def test_a_place_that_is_none_is_not_read(pair: Pair, segments: tuple[str, ...]) -> None:
+    reader = pair.hosts[1].sidecar.hub.mooncake
+    assert reader is not None and not reader.fetch(segments, reader.address, Slab(0, MIB, 1))
