@@ -6,10 +6,11 @@ import os
 
 from hypothesis import settings
 
-# Transfer engines of two test runs at once must not take each other's ports.
-_PORTS = 20_000 + os.getpid() % 50 * 200
+# Transfer engines of two test runs at once must not take each other's ports. An engine gives its own back when it is
+# collected, tests later, and takes a second for that.
+_PORTS = 20_000 + os.getpid() % 12 * 1000
 os.environ.setdefault("MC_MIN_RPC_PORT", str(_PORTS))
-os.environ.setdefault("MC_MAX_RPC_PORT", str(_PORTS + 199))
+os.environ.setdefault("MC_MAX_RPC_PORT", str(_PORTS + 999))
 
 settings.register_profile("omni", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("omni")

@@ -20,7 +20,7 @@ UTILISATION = 0.7
 MIN, MAX = 1, 100
 
 
-def _bounded(count: float) -> int:
+def bounded(count: float) -> int:
     return int(min(MAX, max(MIN, count)))
 
 
@@ -81,7 +81,7 @@ class Hpa(StageScaler):
             self._said.popleft()
         if wanted < seen.target:
             wanted = min(seen.target, max(w for _, w in self._said))
-        return _bounded(min(wanted, max(2 * seen.target, seen.target + 4)))
+        return bounded(min(wanted, max(2 * seen.target, seen.target + 4)))
 
     def _recommend(self, seen: StageView) -> int:
         ratio = seen.load / max(1, seen.ready) / target(self.stage)
@@ -142,9 +142,9 @@ class KnativeKpa(StageScaler):
             self._panic_until = now + self.stable
         if now < self._panic_until:
             self._panic_count = max(self._panic_count, urgent, seen.target)
-            return _bounded(self._panic_count)
+            return bounded(self._panic_count)
         self._panic_count = 0
-        return _bounded(steady)
+        return bounded(steady)
 
 
 class AibrixApa(StageScaler):
@@ -174,7 +174,7 @@ class AibrixApa(StageScaler):
             if now - self._down_at < self.cooldown:
                 return seen.target
             self._down_at = now
-        return _bounded(wanted)
+        return bounded(wanted)
 
 
 class AibrixKpa(StageScaler):
@@ -206,7 +206,7 @@ class AibrixKpa(StageScaler):
             if now - self._down_at < self.cooldown:
                 return seen.target
             self._down_at = now
-        return _bounded(wanted)
+        return bounded(wanted)
 
 
 class WvaSaturation(StageScaler):
@@ -232,12 +232,12 @@ class WvaSaturation(StageScaler):
         free = [u for u in use if u < self.cache_limit and queue < self.queue_limit]
         spare = sum(self.cache_limit - u for u in free) / len(free) if free else 0.0
         if not free or spare < self.cache_spare or self.queue_limit - queue < self.queue_spare:
-            return _bounded(seen.target + 1)
+            return bounded(seen.target + 1)
         n = len(free)
         if n >= 2 and seen.target > 1:
             left = self.cache_limit - sum(free) / (n - 1)
             if left >= self.cache_spare and self.queue_limit - queue * n / (n - 1) >= self.queue_spare:
-                return _bounded(seen.target - 1)
+                return bounded(seen.target - 1)
         return seen.target
 
 
@@ -264,11 +264,11 @@ class DynamoLoad(StageScaler):
         share = seen.waiting / len(seen.held)
         loads = [h + share for h in seen.held]
         if all(self._latency(x) > objective for x in loads):
-            return _bounded(max(self.floor, seen.target + 1))
+            return bounded(max(self.floor, seen.target + 1))
         n = len(loads)
         if n > 1 and all(self._latency(x * n / (n - 1)) < objective * self.sensitivity for x in loads):
-            return _bounded(max(self.floor, seen.target - 1))
-        return _bounded(max(self.floor, seen.target))
+            return bounded(max(self.floor, seen.target - 1))
+        return bounded(max(self.floor, seen.target))
 
 
 class Dynamo:
@@ -298,7 +298,7 @@ class Dynamo:
                 done = stage.completions - completions
                 if done > 0:
                     seconds = (stage.held_seconds - held) / done
-                    self._scalers[i].floor = _bounded(math.ceil(predicted * seconds / CAPACITY[i]))
+                    self._scalers[i].floor = bounded(math.ceil(predicted * seconds / CAPACITY[i]))
         return [s.desired(view.now, x) for s, x in zip(self._scalers, view.stages, strict=True)]
 
 
@@ -314,37 +314,7 @@ class RatioCoupled:
 
     def decide(self, view: View) -> Sequence[int]:
         lead = self._lead.desired(view.now, view.stages[1])
-        return [_bounded(math.ceil(lead * r - 1e-9)) for r in self._ratio]
-
-
-class Told:
-    """No published policy: what capacities alone are worth. Replicas = ceil(a * r + b * sqrt(r)), r the stage's requests
-    per second over two minutes; up at once, down to the most of five. a and b were found by search on servegen, so that
-    it is no baseline: somebody who does not know them cannot have it."""
-
-    interval = 15.0
-    look_back, keep = 120.0, 300.0
-    per_rate, per_root = (0.45, 0.9, 0.3), (0.9, 1.3, 0.55)
-
-    def __init__(self) -> None:
-        self._arrivals: deque[tuple[float, tuple[int, ...]]] = deque()
-        self._said: deque[tuple[float, list[int]]] = deque()
-
-    def decide(self, view: View) -> Sequence[int]:
-        self._arrivals.append((view.now, tuple(s.arrivals for s in view.stages)))
-        while self._arrivals[0][0] < view.now - self.look_back:
-            self._arrivals.popleft()
-        (start, before), (end, after) = self._arrivals[0], self._arrivals[-1]
-        rates = [(b - a) / (end - start) if end > start else 0.0 for a, b in zip(before, after, strict=True)]
-        wanted = [
-            _bounded(math.ceil(a * rate + b * math.sqrt(rate)))
-            for a, b, rate in zip(self.per_rate, self.per_root, rates, strict=True)
-        ]
-        self._said.append((view.now, wanted))
-        while self._said[0][0] < view.now - self.keep:
-            self._said.popleft()
-        most = [max(said[i] for _, said in self._said) for i in range(len(STAGES))]
-        return [max(w, min(s.target, m)) for w, s, m in zip(wanted, view.stages, most, strict=True)]
+        return [bounded(math.ceil(lead * r - 1e-9)) for r in self._ratio]
 
 
 class Planned:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-from benchmarks.autoscale_sim import baselines, oracle
+from benchmarks.autoscale_sim import baselines, oracle, references
 from benchmarks.autoscale_sim.engine import Simulation
 from benchmarks.autoscale_sim.entities import AUDIBLE_SECONDS, Request
 from benchmarks.autoscale_sim.ours import DAY, START, Ours, spec_of
@@ -80,7 +80,8 @@ def make_policy(name: str, trace: Trace, seed: int, requests: Sequence[Request])
         "dynamo_load": lambda: baselines.Dynamo(stack, throughput=False),
         "dynamo_throughput_load": lambda: baselines.Dynamo(stack, throughput=True),
         "ratio_coupled": lambda: baselines.RatioCoupled(mean),
-        "told": baselines.Told,
+        "told": references.Told,
+        "foreseen": lambda: references.Foreseen(stack, requests),
         "oracle": lambda: baselines.Planned(oracle.schedule(stack, requests, until), LAG_SECONDS),
         "ours": lambda: Ours(spec_of(stack, trace.ttfp_seconds, NODES)),
         "ours_known": lambda: Ours(
@@ -124,7 +125,7 @@ POLICIES = (
     "ours",
     "ours_known",
 )
-FOR_COMPARISON = ("told",)  # not in the tables: found on the trace that it is run on
+FOR_COMPARISON = ("told", "foreseen")  # not in the tables: found on the trace that they are run on
 
 
 def run(trace_name: str, policy_name: str, seed: int) -> Result:
