@@ -11,6 +11,8 @@ from omni_operator.autoscale.types import Tuning
 
 FAST_SECONDS = 30.0
 SLOW_SECONDS = 120.0
+SETTLED_SECONDS = 600.0  # of a load whose reserve is known
+SURPRISE = 2.0  # two minutes above those by more standard errors than this are no noise
 TREND_SECONDS = (300.0, 900.0)  # a steep rise is seen early, a slow one above its noise late
 TREND_SIGMAS = 1.5  # a slope below this many standard errors is noise
 MAX_HORIZON_SECONDS = 420.0
@@ -33,7 +35,7 @@ class LoadSample:
 class Demand:
     """Requests per second that need a stage."""
 
-    rate: float  # over the last two minutes
+    rate: float  # over the last two minutes; of a load with a known reserve see _settled
     fast: float  # over the last half minute
     planned: float  # what capacity is made for
     dispersion: float  # variance over mean of arrivals; 1: independent users
@@ -68,7 +70,8 @@ def estimate(
     choices = [(slow, "now")]
     minutes = _minutes(samples, stage, now, tuning)
     if reserved and not _in_bursts(minutes, GAPPED):
-        return Demand(slow, fast, slow + waiting / SLOW_SECONDS, dispersion, burst, "now")
+        level = _settled(samples, stage, now, slow, minutes)
+        return Demand(level, fast, level + waiting / SLOW_SECONDS, dispersion, burst, "now")
     if burst:
         choices.append((fast, "burst"))
     growth = max(_growth(samples, stage, now - s, min(horizon, MAX_HORIZON_SECONDS)) for s in TREND_SECONDS)
@@ -125,13 +128,28 @@ def _minutes(samples: Sequence[LoadSample], stage: int, now: float, tuning: Tuni
     return [bins.get(i, 0.0) for i in range(max(bins, default=-1) + 1)]
 
 
+def _settled(samples: Sequence[LoadSample], stage: int, now: float, slow: float, minutes: Sequence[float]) -> float:
+    """Requests per second over ten minutes, or as many as the last two have beyond their own noise.
+
+    What comes and goes within minutes is over before a replica has started for it; the reserve stands it. Two minutes
+    alone would ask for a replica more at each of their peaks, and a twentieth of a day's hours went into that. A rise
+    that is more than noise is followed at once.
+    """
+    noise = math.sqrt(max(_squares(minutes), sum(minutes) / max(1, len(minutes))) / (SLOW_SECONDS * BURST_BIN_SECONDS))
+    return max(_rate(samples, stage, now - SETTLED_SECONDS), slow - SURPRISE * noise)
+
+
+def _squares(minutes: Sequence[float]) -> float:
+    """Variance, from neighbours' differences: a trend is not rough."""
+    return sum((b - a) ** 2 for a, b in pairwise(minutes)) / (2 * (len(minutes) - 1)) if len(minutes) > 1 else 0.0
+
+
 def _in_bursts(minutes: Sequence[float], spread: float = 0.0) -> bool:
-    """Far rougher than independent users, and by at least `spread` of the mean. Neighbours' differences: a trend is not
-    rough."""
+    """Far rougher than independent users, and by at least `spread` of the mean."""
     mean = sum(minutes) / max(1, len(minutes))
     if len(minutes) < 5 or mean <= 0:
         return False
-    squares = sum((b - a) ** 2 for a, b in pairwise(minutes)) / (2 * (len(minutes) - 1))
+    squares = _squares(minutes)
     return squares >= BURSTY * mean and math.sqrt(squares) >= spread * mean
 
 

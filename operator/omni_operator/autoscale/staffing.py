@@ -21,7 +21,7 @@ from omni_operator.autoscale.types import Spec, StageFleet, StageSpec, StageWind
 MEMORY_WINDOWS = 480.0  # of the capacity: two hours
 TAKES_OVER = 100.0  # windows with requests, 25 minutes: until then the model of solve.py decides
 START_RESERVE = 1.2
-AIMED_LATE = 0.033  # share of the requests: a p95 allows five of a hundred
+AIMED_LATE = 0.031  # share of the requests: a p95 allows five of a hundred
 GAIN = 0.1  # per window in which all are late; the first windows after a start or restart count more
 EAGER, EAGER_WINDOWS = 9.0, 100.0
 TRUST_REQUESTS = 50.0  # a window with so many weighs half
@@ -42,7 +42,8 @@ class Staffing:
 
     @property
     def known(self) -> bool:
-        return self.windows >= TAKES_OVER and self.capacity > 0
+        """Once it is, it stays: a capacity whose average starts anew is learned within minutes, a reserve is not."""
+        return self.capacity > 0 and (self.windows >= TAKES_OVER or self.judged > 0)
 
 
 def bears(stage: StageSpec, known: Learned, ttfp_seconds: float) -> float:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.autoscale_sim.baselines import Told
+from benchmarks.autoscale_sim.references import Told
 from benchmarks.autoscale_sim.calibrate import TOLERANCE, calibration
 from benchmarks.autoscale_sim.engine import Simulation
 from benchmarks.autoscale_sim.entities import Request
