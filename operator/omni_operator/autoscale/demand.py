@@ -11,8 +11,8 @@ from omni_operator.autoscale.types import Tuning
 
 FAST_SECONDS = 30.0
 SLOW_SECONDS = 120.0
-SETTLED_SECONDS = 600.0  # of a load whose reserve is known
-SURPRISE = 2.0  # two minutes above those by more standard errors than this are no noise
+SETTLED_SECONDS = 300.0  # of a load whose reserve is known
+SURPRISE = 1.0  # two minutes above those by more standard errors than this are no noise
 TREND_SECONDS = (300.0, 900.0)  # a steep rise is seen early, a slow one above its noise late
 TREND_SIGMAS = 1.5  # a slope below this many standard errors is noise
 MAX_HORIZON_SECONDS = 420.0
@@ -55,7 +55,7 @@ def estimate(
     """horizon: seconds until a replica that is asked for now serves. waiting: requests to be drained as well.
 
     reserved: the reserve of staffing.py is for what is above the rate of now. Another one on top of it would be paid for in
-    quiet hours and too small in busy ones, so that only bursts with gaps between them are looked for.
+    quiet hours and too small in busy ones.
     """
     if not samples:
         return Demand(0.0, 0.0, waiting / SLOW_SECONDS, 1.0, False, "now")
@@ -69,7 +69,7 @@ def estimate(
     burst = fast > tuning.burst_ratio * slow + noise or beyond_doubt
     choices = [(slow, "now")]
     minutes = _minutes(samples, stage, now, tuning)
-    if reserved and not _in_bursts(minutes, GAPPED):
+    if reserved:
         level = _settled(samples, stage, now, slow, minutes)
         return Demand(level, fast, level + waiting / SLOW_SECONDS, dispersion, burst, "now")
     if burst:
@@ -128,8 +128,13 @@ def _minutes(samples: Sequence[LoadSample], stage: int, now: float, tuning: Tuni
     return [bins.get(i, 0.0) for i in range(max(bins, default=-1) + 1)]
 
 
+def comes_in_bursts(samples: Sequence[LoadSample], stage: int, tuning: Tuning) -> bool:
+    """With gaps between them: nothing that a queue's law for independent users could say anything about."""
+    return bool(samples) and _in_bursts(_minutes(samples, stage, samples[-1].end, tuning), GAPPED)
+
+
 def _settled(samples: Sequence[LoadSample], stage: int, now: float, slow: float, minutes: Sequence[float]) -> float:
-    """Requests per second over ten minutes, or as many as the last two have beyond their own noise.
+    """Requests per second over five minutes, or as many as the last two have beyond their own noise.
 
     What comes and goes within minutes is over before a replica has started for it; the reserve stands it. Two minutes
     alone would ask for a replica more at each of their peaks, and a twentieth of a day's hours went into that. A rise

@@ -18,7 +18,7 @@ from omni_operator.autoscale.capacity import (
     tails,
     work_per_request,
 )
-from omni_operator.autoscale.demand import Demand, LoadSample, estimate
+from omni_operator.autoscale.demand import Demand, LoadSample, comes_in_bursts, estimate
 from omni_operator.autoscale.solve import Goal, StageLoad
 from omni_operator.autoscale.stabilise import Moves, Wish
 from omni_operator.autoscale.staffing import Staffing
@@ -76,6 +76,7 @@ class View:
     ceiling_name: str
     state: State
     now: float
+    staffed: bool  # whether the law of staffing.py decides
 
     @property
     def late(self) -> float:
@@ -181,18 +182,18 @@ def cautious(view: View) -> tuple[float, ...]:
     )
 
 
-def demand_of(spec: Spec, window: Window, state: State, index: int, stuck: bool) -> Demand:
+def demand_of(spec: Spec, window: Window, state: State, index: int, *, stuck: bool, reserved: bool) -> Demand:
     stage = spec.stages[index]
     horizon = cold_start(state.learned[index], stage.prior)
     waiting = 0.0 if stuck else window.stage(stage.name).waiting
     if stage.minimum == 0 and window.end - state.active[index] >= spec.tuning.idle_seconds:
         return Demand(0.0, 0.0, 0.0, 1.0, False, "now")  # asleep: bursts of the past are no reason to stay awake
-    return estimate(state.samples, index, spec.tuning, horizon, waiting, reserved=is_staffed(spec, state))
+    return estimate(state.samples, index, spec.tuning, horizon, waiting, reserved=reserved)
 
 
 def goal_of(view: View, margin: float) -> Goal:
     objectives = view.spec.objectives
-    ttfp = objectives.ttfp_p95_seconds if not is_staffed(view.spec, view.state) else None
+    ttfp = objectives.ttfp_p95_seconds if not view.staffed else None
     return Goal(
         ttfp=None if ttfp is None else margin * ttfp / view.state.ratio,
         rtf=None if objectives.rtf_p95 is None else margin * objectives.rtf_p95,
@@ -202,7 +203,9 @@ def goal_of(view: View, margin: float) -> Goal:
 
 def is_staffed(spec: Spec, state: State) -> bool:
     """Whether the law of staffing.py decides, which has TTFP in its constants. A fixed count is nothing to it."""
-    return spec.objectives.ttfp_p95_seconds is not None and all(s.known for s in state.staffing)
+    if spec.objectives.ttfp_p95_seconds is None or not all(s.known for s in state.staffing):
+        return False
+    return not any(comes_in_bursts(state.samples, i, spec.tuning) for i in range(len(spec.stages)))
 
 
 def loads_of(view: View, lows: Sequence[int], highs: Sequence[int], spare: float = 1.0) -> list[StageLoad]:
@@ -212,7 +215,7 @@ def loads_of(view: View, lows: Sequence[int], highs: Sequence[int], spare: float
         low, high = (view.current[i],) * 2 if stage.fixed else (lows[i], max(lows[i], highs[i]))
         demand = view.demand[i]
         load = load_of(view.spec, view.state, i, demand.planned, demand.dispersion, low, high)
-        if is_staffed(view.spec, view.state) and not stage.fixed:
+        if view.staffed and not stage.fixed:
             law, rate = view.state.staffing[i], spare * demand.planned
             load = replace(load, staffed=rate / law.capacity, reserve=law.reserve)
         loads.append(load)

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.autoscale_sim.workload import TRACES_BY_NAME
 from omni_operator.autoscale.attribution import find_breach
 from omni_operator.autoscale.capacity import Learned, learn, tails
-from omni_operator.autoscale.demand import LoadSample, estimate
+from omni_operator.autoscale.demand import LoadSample, comes_in_bursts, estimate
 from omni_operator.autoscale.types import StageWindow, Tuning
 
 from .builders import NAMES, a_fleet, a_spec, a_stage, a_window, seconds_of
@@ -121,8 +121,24 @@ def test_a_reserve_is_not_made_twice() -> None:
     assert reserved.planned == pytest.approx(reserved.rate + 12.0 / 120)
 
 
-def test_bursts_with_gaps_between_them_are_remembered_all_the_same() -> None:
-    """The load of now is nothing, and the next burst is over before a cold start is."""
-    found = [estimate(GAPPED, 0, Tuning(), 240.0, 0.0, reserved=reserved) for reserved in (False, True)]
-    assert found[0] == found[1]
-    assert (found[1].source, found[1].planned, found[1].rate) == ("memory", 5.0, 0.0)
+def test_bursts_with_gaps_between_them_are_no_load_of_independent_users() -> None:
+    """The load of now is nothing, and the next burst is over before a cold start is: the law of staffing.py has no say."""
+    found = estimate(GAPPED, 0, Tuning(), 240.0, 0.0)
+    assert (found.source, found.planned, found.rate) == ("memory", 5.0, 0.0)
+    assert comes_in_bursts(GAPPED, 0, Tuning())
+    assert not comes_in_bursts(ROUGH, 0, Tuning())
+    assert not comes_in_bursts([], 0, Tuning())
+
+
+def test_a_settled_load_is_followed_over_five_minutes_and_a_step_at_once() -> None:
+    """A replica for what comes and goes within minutes is there when that is over; one for a step is not asked for
+    five minutes late."""
+
+    def planned(*counts: float) -> float:
+        return estimate(minutes(*counts), 0, Tuning(), 240.0, 0.0, reserved=True).planned
+
+    calm = [300, 330, 270, 300, 330] * 5
+    assert planned(*calm, 300, 300, 300, 330, 330) == pytest.approx(312 / 60, rel=0.01)
+    stepped = planned(*calm, 300, 300, 300, 600, 600)
+    assert 0.9 * 600 / 60 < stepped <= 600 / 60
+    assert planned(*calm, 300, 300, 300, 30, 30) == pytest.approx(192 / 60, rel=0.01), "a fall is followed more slowly"

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.autoscale_sim.references import Told
 from benchmarks.autoscale_sim.calibrate import TOLERANCE, calibration
 from benchmarks.autoscale_sim.engine import Simulation
 from benchmarks.autoscale_sim.entities import Request
 from benchmarks.autoscale_sim.ours import Ours, spec_of
 from benchmarks.autoscale_sim.policy import drive
+from benchmarks.autoscale_sim.references import Told
 from benchmarks.autoscale_sim.stack import ASYNC_OUTPUT, DOCUMENTED, STAGES, Server
 
 # Three pipelines: the documented one, the optimised one, and one whose code2wav is as heavy as its talker.

@@ -47,9 +47,9 @@ def capacities() -> tuple[float, ...]:
     return tuple(bears(s, k, TTFP) for s, k in zip(SPEC.stages, _ten_minutes().learned, strict=True))
 
 
-def known_by_heart(reserve: float = 1.0, windows: float = MEMORY_WINDOWS) -> State:
+def known_by_heart(reserve: float = 1.0, windows: float = MEMORY_WINDOWS, judged: float = 300.0) -> State:
     """Of an operator that has seen a day of it."""
-    return replace(_ten_minutes(), staffing=tuple(Staffing(c, windows, reserve, 300.0) for c in capacities()))
+    return replace(_ten_minutes(), staffing=tuple(Staffing(c, windows, reserve, judged) for c in capacities()))
 
 
 def a_runner(*counts: int, tuning: Tuning | None = None, state: State | None = None, **spec: object) -> Runner:
@@ -74,9 +74,9 @@ def test_counts_follow_the_root_of_the_load() -> None:
 
 
 def test_until_it_is_known_the_model_decides() -> None:
-    less, more = (a_runner(1, 1, 1, state=known_by_heart(3.0, w)).step(4.0) for w in (TAKES_OVER - 2, TAKES_OVER))
+    less, more = (a_runner(1, 1, 1, state=known_by_heart(3.0, w, 0.0)).step(4.0) for w in (TAKES_OVER - 2, TAKES_OVER))
     assert sum(counts_of(more)) > sum(counts_of(less))
-    other = a_runner(1, 1, 1, state=known_by_heart(0.5, TAKES_OVER - 2)).step(4.0)
+    other = a_runner(1, 1, 1, state=known_by_heart(0.5, TAKES_OVER - 2, 0.0)).step(4.0)
     assert counts_of(other) == counts_of(less), "the reserve has no say yet"
 
 
@@ -136,11 +136,27 @@ def test_it_is_averaged_over_hours_and_starts_anew_in_another_world() -> None:
     window = a_window(SPEC, fleet, 2.0, now=15.0)
     real = bears(SPEC.stages[1], learned[1], TTFP)
     near = tuple(replace(s, capacity=real * 1.5) for s in before)
-    after = staffed(SPEC, window, fleet, learned, near)
+    after = staffed(SPEC, window, fleet, learned, near, decided=True)
     assert real < after[1].capacity < real * 1.5 and after[1].capacity == pytest.approx(real * 1.5, rel=0.01)
     far = tuple(replace(s, capacity=real * 5) for s in before)
-    again = staffed(SPEC, window, fleet, learned, far)
-    assert not again[1].known and again[1].capacity < real * 3.5
+    again = staffed(SPEC, window, fleet, learned, far, decided=True)
+    assert again[1].windows == 2.0 and again[1].capacity < real * 3.5
+    assert again[1].known, "the reserve still is: the law goes on with the new average"
+    assert not replace(again[1], judged=0.0).known
+
+
+def test_bursts_with_gaps_are_the_model_s_and_teach_no_reserve() -> None:
+    """Whoever is late in a burst of azure_code says nothing of what independent users need."""
+    runner = a_runner(3, 6, 1)
+    before = runner.state.staffing
+    for minute in range(24):
+        for _ in range(4):
+            runner.step(0.0 if minute % 3 else 4.0)
+    taught = runner.state.staffing
+    for _ in range(4):
+        runner.step(4.0)
+    assert runner.state.staffing != before
+    assert [s.reserve for s in runner.state.staffing] == [s.reserve for s in taught]
 
 
 # ------------------------------------------------------------------------------------------ the reserve
@@ -156,7 +172,7 @@ def judged(late: int, of: int = 30, thinker: float = 0.1, talker: float = 0.3) -
         replace(s, compute=seconds_of([shares[s.name]] * of)) if s.name in shares else s for s in window.stages
     )
     window = replace(window, stages=stages, ttfp=seconds_of([4.0] * late + [0.4] * (of - late)))
-    after = staffed(SPEC, window, fleet, state.learned, state.staffing)
+    after = staffed(SPEC, window, fleet, state.learned, state.staffing, decided=True)
     return tuple(a.reserve - b.reserve for a, b in zip(after, state.staffing, strict=True))
 
 
@@ -180,7 +196,7 @@ def test_one_window_moves_little_and_the_reserve_has_ends() -> None:
     state, fleet = known_by_heart(0.01), a_fleet(3, 6, 1)
     law = state.staffing
     for _ in range(60):
-        law = staffed(SPEC, a_window(SPEC, fleet, 2.0, now=15.0), fleet, state.learned, law)
+        law = staffed(SPEC, a_window(SPEC, fleet, 2.0, now=15.0), fleet, state.learned, law, decided=True)
     assert all(s.reserve == RESERVE_RANGE[0] for s in law)
 
 
