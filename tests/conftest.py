@@ -8,7 +8,7 @@ from hypothesis import settings
 
 # Transfer engines of two test runs at once must not take each other's ports. An engine gives its own back when it is
 # collected, tests later, and takes a second for that.
-_PORTS = 20_000 + os.getpid() % 12 * 1000
+_PORTS = 20_000 + os.getpid() % 10 * 1000
 os.environ.setdefault("MC_MIN_RPC_PORT", str(_PORTS))
 os.environ.setdefault("MC_MAX_RPC_PORT", str(_PORTS + 999))
 

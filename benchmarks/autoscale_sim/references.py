@@ -48,9 +48,9 @@ class Told:
 
 
 class Foreseen:
-    """What a perfect forecast is worth on top of that. It knows how many requests are going to arrive in every five
-    minutes (of which the middle counts) until a replica that is asked for now has started, asks in time for the most of
-    them, and lets go at once of what none of them needs."""
+    """What a perfect forecast is worth on top of that. It knows how many requests arrive in the five minutes around every
+    moment until a replica that is asked for now has started. It asks in time for the busiest of these moments, and lets
+    go at once of what none of them needs."""
 
     interval = 15.0
     around = 150.0

@@ -34,7 +34,7 @@ class LearnedStage(OmniModel):
     law_windows: Count = 0
     """Windows behind requestsPerHour; from 100 on, the number of replicas follows from it and the reserve."""
     judged_windows: Count = 0
-    """Windows whose late answers the reserve has been learned from."""
+    """Windows whose late answers the reserve has been learned from. With any, that law goes on where lawWindows starts anew."""
     windows: Count = 0
     """Measurements behind the step time, old ones counted less."""
     batch_thousandths: Amount = 0

@@ -68,23 +68,23 @@ def decide(
     ceiling, ceiling_name = limits.ceiling(spec.budget)
     state, stuck = observe(spec, window, fleet, state, now)
     breach = find_breach(spec, window, fleet, dict(zip((s.name for s in spec.stages), state.learned, strict=True)))
-    lawful = is_staffed(spec, state)
+    by_law = is_staffed(spec, state)
     view = View(
         spec=spec,
         window=window,
         fleet=tuple(fleet[s.name] for s in spec.stages),
         current=tuple(fleet[s.name].target for s in spec.stages),
-        demand=tuple(demand_of(spec, window, state, i, stuck=stuck, reserved=lawful) for i in range(len(spec.stages))),
+        demand=tuple(demand_of(spec, window, state, i, stuck=stuck, by_law=by_law) for i in range(len(spec.stages))),
         breach=Breach() if stuck else breach,
         ceiling=ceiling,
         ceiling_name=ceiling_name,
         state=state,
         now=now,
-        staffed=lawful,
+        by_law=by_law,
     )
     decision, state = _choose(view, stuck)
     if window.freshness is Freshness.FRESH and not stuck:
-        state = replace(state, staffing=staffed(spec, window, fleet, state.learned, state.staffing, decided=lawful))
+        state = replace(state, staffing=staffed(spec, window, fleet, state.learned, state.staffing, by_law=by_law))
     return decision, state
 
 
@@ -146,7 +146,7 @@ def _insist(view: View, counts: list[int]) -> list[int]:
 
     Not again before the last one has been seen at work, nor above a limit.
     """
-    if not view.breach or counts != list(view.current) or (view.staffed and view.late < GRAVELY_LATE):
+    if not view.breach or counts != list(view.current) or (view.by_law and view.late < GRAVELY_LATE):
         return counts
     for i, stage in enumerate(view.spec.stages):
         fleet, moves = view.fleet[i], view.state.moves[i]

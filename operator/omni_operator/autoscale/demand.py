@@ -35,7 +35,7 @@ class LoadSample:
 class Demand:
     """Requests per second that need a stage."""
 
-    rate: float  # over the last two minutes; of a load with a known reserve see _settled
+    rate: float  # of now: over two minutes; where a reserve is known, over five (_settled)
     fast: float  # over the last half minute
     planned: float  # what capacity is made for
     dispersion: float  # variance over mean of arrivals; 1: independent users
@@ -99,8 +99,7 @@ def _dispersion(counts: Sequence[float]) -> float:
     mean = sum(counts) / len(counts)
     if mean <= 0:
         return 1.0
-    squares = sum((b - a) ** 2 for a, b in pairwise(counts)) / (2 * (len(counts) - 1))
-    return min(MAX_DISPERSION, max(1.0, squares / mean))
+    return min(MAX_DISPERSION, max(1.0, _variance(counts) / mean))
 
 
 def _growth(samples: Sequence[LoadSample], stage: int, since: float, horizon: float) -> float:
@@ -137,16 +136,16 @@ def _settled(samples: Sequence[LoadSample], stage: int, now: float, slow: float,
     """Requests per second over five minutes, or as many as the last two have beyond their own noise.
 
     What comes and goes within minutes is over before a replica has started for it; the reserve stands it. Two minutes
-    alone would ask for a replica more at each of their peaks, and a twentieth of a day's hours went into that. A rise
+    alone would ask for a replica more at each of their peaks: up to 4 % of a day's hours (docs/autoscaling.md). A rise
     that is more than noise is followed at once.
     """
-    noise = math.sqrt(max(_squares(minutes), sum(minutes) / max(1, len(minutes))) / (SLOW_SECONDS * BURST_BIN_SECONDS))
+    noise = math.sqrt(max(_variance(minutes), sum(minutes) / max(1, len(minutes))) / (SLOW_SECONDS * BURST_BIN_SECONDS))
     return max(_rate(samples, stage, now - SETTLED_SECONDS), slow - SURPRISE * noise)
 
 
-def _squares(minutes: Sequence[float]) -> float:
-    """Variance, from neighbours' differences: a trend is not rough."""
-    return sum((b - a) ** 2 for a, b in pairwise(minutes)) / (2 * (len(minutes) - 1)) if len(minutes) > 1 else 0.0
+def _variance(counts: Sequence[float]) -> float:
+    """From neighbours' differences (von Neumann): a trend is not noise."""
+    return sum((b - a) ** 2 for a, b in pairwise(counts)) / (2 * (len(counts) - 1)) if len(counts) > 1 else 0.0
 
 
 def _in_bursts(minutes: Sequence[float], spread: float = 0.0) -> bool:
@@ -154,8 +153,8 @@ def _in_bursts(minutes: Sequence[float], spread: float = 0.0) -> bool:
     mean = sum(minutes) / max(1, len(minutes))
     if len(minutes) < 5 or mean <= 0:
         return False
-    squares = _squares(minutes)
-    return squares >= BURSTY * mean and math.sqrt(squares) >= spread * mean
+    variance = _variance(minutes)
+    return variance >= BURSTY * mean and math.sqrt(variance) >= spread * mean
 
 
 def _remembered(counts: Sequence[float], tuning: Tuning) -> float:

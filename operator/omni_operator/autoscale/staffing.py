@@ -42,7 +42,8 @@ class Staffing:
 
     @property
     def known(self) -> bool:
-        """Once it is, it stays: a capacity whose average starts anew is learned within minutes, a reserve is not."""
+        """Whether the law can decide. Once it has, it goes on: a capacity that starts anew is learned within minutes, a
+        reserve is not."""
         return self.capacity > 0 and (self.windows >= TAKES_OVER or self.judged > 0)
 
 
@@ -74,9 +75,9 @@ def staffed(
     learned: Sequence[Learned],
     before: Sequence[Staffing],
     *,
-    decided: bool,
+    by_law: bool,
 ) -> tuple[Staffing, ...]:
-    """After one more window. decided: whether this law did; where another one does, who is late says nothing of it."""
+    """After one more window. by_law: whether this law decides; where it does not, who is late says nothing of its reserve."""
     target = spec.objectives.ttfp_p95_seconds
     if target is None:
         return tuple(before)
@@ -85,7 +86,7 @@ def staffed(
         _averaged(b, bears(s, k, target)) if w.completions > 0 else b
         for b, s, k, w in zip(before, spec.stages, learned, seen, strict=True)
     )
-    if not decided:
+    if not by_law:
         return capacities
     return _reserves(spec, window, fleet, learned, capacities, target)
 

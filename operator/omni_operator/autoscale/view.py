@@ -76,7 +76,7 @@ class View:
     ceiling_name: str
     state: State
     now: float
-    staffed: bool  # whether the law of staffing.py decides
+    by_law: bool  # the law of staffing.py decides, and not the model of solve.py
 
     @property
     def late(self) -> float:
@@ -182,18 +182,18 @@ def cautious(view: View) -> tuple[float, ...]:
     )
 
 
-def demand_of(spec: Spec, window: Window, state: State, index: int, *, stuck: bool, reserved: bool) -> Demand:
+def demand_of(spec: Spec, window: Window, state: State, index: int, *, stuck: bool, by_law: bool) -> Demand:
     stage = spec.stages[index]
     horizon = cold_start(state.learned[index], stage.prior)
     waiting = 0.0 if stuck else window.stage(stage.name).waiting
     if stage.minimum == 0 and window.end - state.active[index] >= spec.tuning.idle_seconds:
         return Demand(0.0, 0.0, 0.0, 1.0, False, "now")  # asleep: bursts of the past are no reason to stay awake
-    return estimate(state.samples, index, spec.tuning, horizon, waiting, reserved=reserved)
+    return estimate(state.samples, index, spec.tuning, horizon, waiting, reserved=by_law)
 
 
 def goal_of(view: View, margin: float) -> Goal:
     objectives = view.spec.objectives
-    ttfp = objectives.ttfp_p95_seconds if not view.staffed else None
+    ttfp = objectives.ttfp_p95_seconds if not view.by_law else None
     return Goal(
         ttfp=None if ttfp is None else margin * ttfp / view.state.ratio,
         rtf=None if objectives.rtf_p95 is None else margin * objectives.rtf_p95,
@@ -215,7 +215,7 @@ def loads_of(view: View, lows: Sequence[int], highs: Sequence[int], spare: float
         low, high = (view.current[i],) * 2 if stage.fixed else (lows[i], max(lows[i], highs[i]))
         demand = view.demand[i]
         load = load_of(view.spec, view.state, i, demand.planned, demand.dispersion, low, high)
-        if view.staffed and not stage.fixed:
+        if view.by_law and not stage.fixed:
             law, rate = view.state.staffing[i], spare * demand.planned
             load = replace(load, staffed=rate / law.capacity, reserve=law.reserve)
         loads.append(load)

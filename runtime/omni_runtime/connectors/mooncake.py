@@ -29,9 +29,9 @@ from omni_runtime.deploy.plan import MOONCAKE_PORTS
 
 START_SECONDS: Final = 10.0
 FETCH_BYTES: Final = 256 << 10  # smaller pieces are on their way before a fetch could be arranged
-_SEGMENT = re.compile(r"[A-Za-z0-9.:\[\]%-]{1,253}:[0-9]{1,5}")
 PART_BYTES: Final = 256 << 10  # of a piece that several engines fetch, at least
 TCP_ENGINES: Final = 2  # the lender's one thread for sockets fills its core at 1.4 GB/s, the reader's half of one
+_SEGMENT = re.compile(r"[A-Za-z0-9.:\[\]%-]{1,253}:[0-9]{1,5}")
 _THREADS: Final = 2
 _NO_TRANSFER: Final = (0, -1, (1 << 64) - 1)  # the engine's own sign of failure, and what becomes of it as unsigned
 _LOOK_SECONDS: Final = (0.0001, 0.001)  # between two looks at a transfer: at first, at most

@@ -11,7 +11,7 @@ from benchmarks.autoscale_sim.engine import Simulation
 from benchmarks.autoscale_sim.entities import Request
 from benchmarks.autoscale_sim.ours import Ours, spec_of
 from benchmarks.autoscale_sim.policy import drive
-from benchmarks.autoscale_sim.references import Told
+from benchmarks.autoscale_sim.references import Foreseen, Told
 from benchmarks.autoscale_sim.stack import ASYNC_OUTPUT, DOCUMENTED, STAGES, Server
 
 # Three pipelines: the documented one, the optimised one, and one whose code2wav is as heavy as its talker.
@@ -48,6 +48,17 @@ def test_a_slowed_stage_is_named_within_two_windows(pipeline: str, stage: str) -
     assert breached, "the slowed stage did not break the objective: the test's factor is too small"
     assert breached[0].at <= slowed_at + 3 * Ours.interval
     assert stage in [d.limiting_stage for d in breached[:2]]
+
+
+def test_who_foresees_a_step_has_its_replicas_when_it_comes() -> None:
+    requests = [r for r in even(5.0, 900) if r.arrived >= 600 or int(r.arrived * 5) % 25 == 0]
+    ready = []
+    for policy in (Told(), Foreseen(DOCUMENTED, requests)):
+        simulation = Simulation(DOCUMENTED, requests, (1, 1, 1), devices=64, seed=1, cold=lambda stage, numbers: 90.0)
+        drive(simulation, policy, 610.0)
+        ready.append([sum(r.ready_at <= 610.0 for r in pool) for pool in simulation.pools])
+    assert ready[0] == [1, 1, 1], "what a fifth of a request per second needs"
+    assert ready[1] == [5, 8, 3]
 
 
 def test_a_step_of_load_overshoots_by_at_most_one_replica() -> None:

@@ -136,10 +136,10 @@ def test_it_is_averaged_over_hours_and_starts_anew_in_another_world() -> None:
     window = a_window(SPEC, fleet, 2.0, now=15.0)
     real = bears(SPEC.stages[1], learned[1], TTFP)
     near = tuple(replace(s, capacity=real * 1.5) for s in before)
-    after = staffed(SPEC, window, fleet, learned, near, decided=True)
+    after = staffed(SPEC, window, fleet, learned, near, by_law=True)
     assert real < after[1].capacity < real * 1.5 and after[1].capacity == pytest.approx(real * 1.5, rel=0.01)
     far = tuple(replace(s, capacity=real * 5) for s in before)
-    again = staffed(SPEC, window, fleet, learned, far, decided=True)
+    again = staffed(SPEC, window, fleet, learned, far, by_law=True)
     assert again[1].windows == 2.0 and again[1].capacity < real * 3.5
     assert again[1].known, "the reserve still is: the law goes on with the new average"
     assert not replace(again[1], judged=0.0).known
@@ -172,7 +172,7 @@ def judged(late: int, of: int = 30, thinker: float = 0.1, talker: float = 0.3) -
         replace(s, compute=seconds_of([shares[s.name]] * of)) if s.name in shares else s for s in window.stages
     )
     window = replace(window, stages=stages, ttfp=seconds_of([4.0] * late + [0.4] * (of - late)))
-    after = staffed(SPEC, window, fleet, state.learned, state.staffing, decided=True)
+    after = staffed(SPEC, window, fleet, state.learned, state.staffing, by_law=True)
     return tuple(a.reserve - b.reserve for a, b in zip(after, state.staffing, strict=True))
 
 
@@ -196,7 +196,7 @@ def test_one_window_moves_little_and_the_reserve_has_ends() -> None:
     state, fleet = known_by_heart(0.01), a_fleet(3, 6, 1)
     law = state.staffing
     for _ in range(60):
-        law = staffed(SPEC, a_window(SPEC, fleet, 2.0, now=15.0), fleet, state.learned, law, decided=True)
+        law = staffed(SPEC, a_window(SPEC, fleet, 2.0, now=15.0), fleet, state.learned, law, by_law=True)
     assert all(s.reserve == RESERVE_RANGE[0] for s in law)
 
 

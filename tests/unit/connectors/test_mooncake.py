@@ -222,7 +222,8 @@ class CountingEngine:
     """The real one, and the lengths that it was asked to read."""
 
     def __init__(self, engine: Any) -> None:
-        self.engine, self.read = engine, []  # type: Any, list[int]
+        self.engine = engine
+        self.read: list[int] = []
 
     def batch_transfer_async_read(self, segment: str, here: list[int], there: list[int], lengths: list[int]) -> int:
         self.read += lengths
