@@ -35,6 +35,12 @@ class LearnedStage(OmniModel):
     """Windows behind requestsPerHour; from 100 on, the number of replicas follows from it and the reserve."""
     judged_windows: Count = 0
     """Windows whose late answers the reserve has been learned from. With any, that law goes on where lawWindows starts anew."""
+    usual_requests_per_hour: Amount = 0
+    """Requests that needed the stage, while there were any. What is seen with more requests than usual counts more."""
+    usual_windows: Count = 0
+    """Windows behind usualRequestsPerHour: at most those of a day."""
+    bursty_thousandths: Amount = 0
+    """Share of the requests of the last hours that came in bursts with gaps, times 1000. Above 500 the other two have no say."""
     windows: Count = 0
     """Measurements behind the step time, old ones counted less."""
     batch_thousandths: Amount = 0

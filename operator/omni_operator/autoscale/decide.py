@@ -14,6 +14,7 @@ from omni_operator.autoscale.attribution import Breach, find_breach
 from omni_operator.autoscale.capacity import (
     cold_start,
 )
+from omni_operator.autoscale.demand import comes_in_bursts
 from omni_operator.autoscale.explain import (
     candidates_of,
     devices_of,
@@ -84,7 +85,9 @@ def decide(
     )
     decision, state = _choose(view, stuck)
     if window.freshness is Freshness.FRESH and not stuck:
-        state = replace(state, staffing=staffed(spec, window, fleet, state.learned, state.staffing, by_law=by_law))
+        bursts = [comes_in_bursts(state.samples, i, spec.tuning) for i in range(len(spec.stages))]
+        law = staffed(spec, window, fleet, state.learned, state.staffing, bursts, by_law=by_law)
+        state = replace(state, staffing=law)
     return decision, state
 
 

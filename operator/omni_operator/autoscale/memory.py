@@ -17,7 +17,7 @@ from omni_crds.v1alpha1.learned import LEARNED_VERSION, REMEMBERED_MINUTES, Lear
 from omni_operator.autoscale.capacity import Learned, idle_seconds
 from omni_operator.autoscale.demand import LoadSample
 from omni_operator.autoscale.stabilise import Moves
-from omni_operator.autoscale.staffing import MEMORY_WINDOWS, RESERVE_RANGE, Staffing
+from omni_operator.autoscale.staffing import DAY_WINDOWS, MEMORY_WINDOWS, RESERVE_RANGE, Staffing
 from omni_operator.autoscale.types import Spec, StageSpec
 from omni_operator.autoscale.view import CAUTION_RANGE, RATIO_RANGE, State
 
@@ -27,7 +27,7 @@ ENOUGH_WINDOWS = 4.0  # below it a stage is not kept
 # However much was measured before: six new windows weigh as much, and a surprise overrules it at once.
 RESTORED_WINDOWS = 6.0
 RESTORED_REQUESTS = 10.0
-RESTORED_JUDGED = 80.0
+RESTORED_JUDGED = 200.0
 FIRST_WRITE_SECONDS, WRITE_SECONDS = 60.0, 300.0  # between two writes that nothing else is a reason for
 CLOCKS_DIFFER_SECONDS = 300.0
 MINUTE = 60.0
@@ -147,6 +147,9 @@ def _stage(spec: Spec, state: State, index: int, now: float) -> LearnedStage:
         reserve_thousandths=_whole(1000 * law.reserve),
         law_windows=_whole(law.windows, 1_000_000),
         judged_windows=_whole(law.judged, 1_000_000),
+        usual_requests_per_hour=_whole(3600 * law.usual),
+        usual_windows=_whole(law.watched, 1_000_000),
+        bursty_thousandths=_whole(1000 * law.bursty),
         windows=_whole(weight),
         batch_thousandths=_whole(1000 * batch),
         batch_spread_thousandths=_whole(1000 * math.sqrt(spread)),
@@ -258,6 +261,9 @@ def _staffing(kept: LearnedStage | None) -> Staffing:
         windows=min(MEMORY_WINDOWS, float(kept.law_windows)),
         reserve=_within(kept.reserve_thousandths / 1000, RESERVE_RANGE),
         judged=min(RESTORED_JUDGED, float(kept.judged_windows)),
+        usual=kept.usual_requests_per_hour / 3600,
+        watched=min(DAY_WINDOWS, float(kept.usual_windows)),
+        bursty=min(1.0, kept.bursty_thousandths / 1000),
     )
 
 

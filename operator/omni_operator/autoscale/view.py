@@ -18,7 +18,7 @@ from omni_operator.autoscale.capacity import (
     tails,
     work_per_request,
 )
-from omni_operator.autoscale.demand import Demand, LoadSample, comes_in_bursts, estimate
+from omni_operator.autoscale.demand import Demand, LoadSample, estimate
 from omni_operator.autoscale.solve import Goal, StageLoad
 from omni_operator.autoscale.stabilise import Moves, Wish
 from omni_operator.autoscale.staffing import Staffing
@@ -205,7 +205,7 @@ def is_staffed(spec: Spec, state: State) -> bool:
     """Whether the law of staffing.py decides, which has TTFP in its constants. A fixed count is nothing to it."""
     if spec.objectives.ttfp_p95_seconds is None or not all(s.known for s in state.staffing):
         return False
-    return not any(comes_in_bursts(state.samples, i, spec.tuning) for i in range(len(spec.stages)))
+    return not any(s.in_bursts for s in state.staffing)
 
 
 def loads_of(view: View, lows: Sequence[int], highs: Sequence[int], spare: float = 1.0) -> list[StageLoad]:

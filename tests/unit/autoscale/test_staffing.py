@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -14,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_operator.autoscale.capacity import Fit, Learned
+from omni_operator.autoscale.demand import comes_in_bursts
 from omni_operator.autoscale.memory import restored, saved
 from omni_operator.autoscale.solve import Goal, StageLoad, evaluate
 from omni_operator.autoscale.staffing import (
     AIMED_LATE,
+    CHANGED_WINDOWS,
     MEMORY_WINDOWS,
     RESERVE_RANGE,
     START_RESERVE,
@@ -26,13 +29,14 @@ from omni_operator.autoscale.staffing import (
     bears,
     staffed,
 )
-from omni_operator.autoscale.types import Freshness, Objectives, Tuning
-from omni_operator.autoscale.view import State
+from omni_operator.autoscale.types import Freshness, Objectives, Tuning, Window
+from omni_operator.autoscale.view import State, is_staffed
 
 from .builders import NAMES, Runner, a_fleet, a_spec, a_stage, a_window, counts_of, seconds_of
 
 SPEC = a_spec()
 TTFP = 1.5
+SMOOTH = (False,) * len(NAMES)  # no stage's load comes in bursts
 
 
 @cache
@@ -136,13 +140,36 @@ def test_it_is_averaged_over_hours_and_starts_anew_in_another_world() -> None:
     window = a_window(SPEC, fleet, 2.0, now=15.0)
     real = bears(SPEC.stages[1], learned[1], TTFP)
     near = tuple(replace(s, capacity=real * 1.5) for s in before)
-    after = staffed(SPEC, window, fleet, learned, near, by_law=True)
+    after = staffed(SPEC, window, fleet, learned, near, SMOOTH, by_law=True)
     assert real < after[1].capacity < real * 1.5 and after[1].capacity == pytest.approx(real * 1.5, rel=0.01)
-    far = tuple(replace(s, capacity=real * 5) for s in before)
-    again = staffed(SPEC, window, fleet, learned, far, by_law=True)
-    assert again[1].windows == 2.0 and again[1].capacity < real * 3.5
+    again = tuple(replace(s, capacity=real * 5, judged=1.0) for s in before)
+    for _ in range(math.ceil(CHANGED_WINDOWS)):
+        assert again[1].windows == MEMORY_WINDOWS and again[1].capacity > real * 4, (
+            "a few long prompts are no other world"
+        )
+        again = staffed(SPEC, window, fleet, learned, again, SMOOTH, by_law=True)
+    assert again[1].windows == 1.0 and again[1].capacity == pytest.approx(real)
     assert again[1].known, "the reserve still is: the law goes on with the new average"
     assert not replace(again[1], judged=0.0).known
+
+
+def test_what_few_requests_show_at_night_does_not_move_what_noon_needs() -> None:
+    """An hour at a tenth of the usual load weighs as much as six minutes of it."""
+    fleet, learned = a_fleet(3, 6, 1), known_by_heart().learned
+    real = bears(SPEC.stages[1], learned[1], TTFP)
+    usual = tuple(Staffing(real * 1.5, MEMORY_WINDOWS, 1.0, 5000.0, usual=2.0, watched=5760.0) for _ in NAMES)
+    moved = []
+    for rate, windows in ((0.2, 240), (2.0, 24)):
+        late = waited(
+            a_window(SPEC, fleet, rate, now=15.0), {"talker": 4.0}, late=round(15 * rate), of=round(15 * rate)
+        )
+        law = usual
+        for _ in range(windows):
+            law = staffed(SPEC, late, fleet, learned, law, SMOOTH, by_law=True)
+        moved.append((real * 1.5 - law[1].capacity, max(s.reserve for s in law) - 1.0))
+    (night, night_reserve), (noon, noon_reserve) = moved
+    assert night == pytest.approx(noon, rel=0.2) and noon > 0
+    assert 0 < night_reserve < noon_reserve, "few requests in a window prove less, too"
 
 
 def test_bursts_with_gaps_are_the_model_s_and_teach_no_reserve() -> None:
@@ -159,20 +186,34 @@ def test_bursts_with_gaps_are_the_model_s_and_teach_no_reserve() -> None:
     assert [s.reserve for s in runner.state.staffing] == [s.reserve for s in taught]
 
 
+def test_a_few_bursts_in_a_quiet_night_leave_the_law_in_charge() -> None:
+    """A model that keeps capacity for bursts kept it for an hour after each of them."""
+    runner = a_runner(3, 6, 1)
+    runner.run(4.0, 3600)
+    for minute in range(45):
+        for _ in range(4):
+            runner.step(0.0 if minute % 5 else 1.5)
+    assert all(comes_in_bursts(runner.state.samples, i, SPEC.tuning) for i in range(len(NAMES)))
+    assert not any(s.in_bursts for s in runner.state.staffing) and is_staffed(SPEC, runner.state)
+
+
 # ------------------------------------------------------------------------------------------ the reserve
 
 
-def judged(late: int, of: int = 30, thinker: float = 0.1, talker: float = 0.3) -> tuple[float, ...]:
+def waited(window: Window, shares: Mapping[str, float], *, late: int, of: int) -> Window:
+    """The window, with `late` of its requests late and `shares`: seconds of TTFP that each waited for a stage's engine."""
+    stages = tuple(
+        replace(s, queue=seconds_of([shares[s.name]] * of)) if s.name in shares else s for s in window.stages
+    )
+    return replace(window, stages=stages, ttfp=seconds_of([4.0] * late + [0.4] * (of - late)))
+
+
+def judged(late: int, of: int = 30, thinker: float = 0.02, talker: float = 0.05) -> tuple[float, ...]:
     """How the reserves move in a window of which `late` are late; the others: the slow ones' shares of TTFP."""
     fleet = a_fleet(3, 6, 1)
     state = known_by_heart()
-    window = a_window(SPEC, fleet, 2.0, now=15.0)
-    shares = {"thinker": thinker, "talker": talker}
-    stages = tuple(
-        replace(s, compute=seconds_of([shares[s.name]] * of)) if s.name in shares else s for s in window.stages
-    )
-    window = replace(window, stages=stages, ttfp=seconds_of([4.0] * late + [0.4] * (of - late)))
-    after = staffed(SPEC, window, fleet, state.learned, state.staffing, by_law=True)
+    window = waited(a_window(SPEC, fleet, 2.0, now=15.0), {"thinker": thinker, "talker": talker}, late=late, of=of)
+    after = staffed(SPEC, window, fleet, state.learned, state.staffing, SMOOTH, by_law=True)
     return tuple(a.reserve - b.reserve for a, b in zip(after, state.staffing, strict=True))
 
 
@@ -183,6 +224,21 @@ def test_the_reserve_of_the_stage_to_blame_grows_and_all_others_fall() -> None:
     assert max(calm) < 0, "who is never late has too much"
     # Lateness where replicas are dear, and where many share the load, is dearer to avoid.
     assert calm[0] < calm[2] and calm[1] < calm[2]
+
+
+def test_a_prompt_that_is_as_slow_on_an_empty_replica_blames_nobody() -> None:
+    """More replicas take away what a batch adds and what waits, and no second of a long prompt."""
+    state, moved = known_by_heart(), []
+    for replicas in (3, 300):
+        fleet = a_fleet(replicas, 6, 1)
+        window = waited(a_window(SPEC, fleet, 2.0, now=15.0), {"talker": 0.5}, late=10, of=30)
+        slow = replace(window.stages[0], compute=seconds_of([9.0] * 30), in_flight=12.0)
+        window = replace(window, stages=(slow, *window.stages[1:]))
+        after = staffed(SPEC, window, fleet, state.learned, state.staffing, SMOOTH, by_law=True)
+        moved.append([a.reserve - b.reserve for a, b in zip(after, state.staffing, strict=True)])
+    crowded, empty = moved
+    assert crowded[0] > empty[0] < 0
+    assert empty[1] > crowded[1] and empty[1] > 0, "who waits for the talker is the talker's"
 
 
 def test_as_many_late_ones_as_are_aimed_at_change_nothing_as_a_whole() -> None:
@@ -196,7 +252,7 @@ def test_one_window_moves_little_and_the_reserve_has_ends() -> None:
     state, fleet = known_by_heart(0.01), a_fleet(3, 6, 1)
     law = state.staffing
     for _ in range(60):
-        law = staffed(SPEC, a_window(SPEC, fleet, 2.0, now=15.0), fleet, state.learned, law, by_law=True)
+        law = staffed(SPEC, a_window(SPEC, fleet, 2.0, now=15.0), fleet, state.learned, law, SMOOTH, by_law=True)
     assert all(s.reserve == RESERVE_RANGE[0] for s in law)
 
 
@@ -291,6 +347,7 @@ def test_the_margin_is_what_shrinking_needs() -> None:
 def test_it_survives_a_restart() -> None:
     noon = datetime(2026, 6, 1, 12, tzinfo=UTC)
     state = known_by_heart(1.7)
+    state = replace(state, staffing=tuple(replace(s, usual=2.5, watched=700.0, bursty=0.3) for s in state.staffing))
     kept = saved(SPEC, state, 600.0, noon)
     assert kept is not None
     found = restored(SPEC, kept.model_dump(by_alias=True, mode="json"), 0.0, noon + timedelta(minutes=1)).state
@@ -299,3 +356,4 @@ def test_it_survives_a_restart() -> None:
         assert now.known and now.capacity == pytest.approx(was.capacity, rel=1e-3)
         assert now.reserve == pytest.approx(was.reserve, abs=1e-3)
         assert now.judged < was.judged, "the first windows of a new process count more again"
+        assert (now.usual, now.watched, now.bursty) == pytest.approx((was.usual, was.watched, was.bursty), abs=1e-3)
