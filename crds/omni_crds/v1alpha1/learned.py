@@ -40,7 +40,7 @@ class LearnedStage(OmniModel):
     usual_windows: Count = 0
     """Windows behind usualRequestsPerHour: at most those of a day."""
     bursty_thousandths: Amount = 0
-    """Share of the requests of the last hours that came in bursts with gaps, times 1000. Above 500 the other two have no say."""
+    """Share of the requests of the last hours that came in bursts with gaps, times 1000. Above 500, requestsPerHour and the reserve have no say."""
     windows: Count = 0
     """Measurements behind the step time, old ones counted less."""
     batch_thousandths: Amount = 0

@@ -32,12 +32,10 @@ TRUST_REQUESTS = 10.0  # a window with so few proves half as much
 MAX_GAIN = 0.5  # of one window
 BUSIEST = 5.0  # a window weighs by its requests, up to so many times a usual one
 RESERVE_RANGE = (0.0, 5.0)
-CHANGED = 2.0  # now over the average
-CHANGED_WINDOWS = (
-    20.0  # usual ones that all say so: another world, the average starts anew; a few long prompts are none
-)
+CHANGED = 2.0  # now over the average: in so many usual windows in a row, another world, and the average starts anew
+CHANGED_WINDOWS = 20.0
 MIN_REPLICAS_OF_LOAD = 0.05
-MIN_TAIL = 0.3
+MIN_TAIL = 0.3  # a reserve near 0 is no normal tail
 IN_BURSTS = 0.5  # share of the requests
 
 

@@ -84,7 +84,7 @@ def test_until_it_is_known_the_model_decides() -> None:
     assert counts_of(other) == counts_of(less), "the reserve has no say yet"
 
 
-def test_it_is_known_after_three_quarters_of_an_hour_of_requests() -> None:
+def test_it_is_known_after_twenty_five_minutes_of_requests() -> None:
     runner = Runner(SPEC, a_fleet(3, 6, 1), follow=False)
     runner.run(2.0, 15 * (TAKES_OVER - 1))
     assert not any(s.known for s in runner.state.staffing)
